@@ -1,0 +1,76 @@
+"""Operations: what a learner asks of forward and update workers, and what comes back.
+
+An operation has an id of its own; it takes effect once, however often it is sent. `policy` names whose weights it is about.
+A batch of training rows is a bundle on the data plane (`tinker.protocol.batches` defines its arrays).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinker.protocol.values import AdamSpec, BlobRef, LoraSpec, LossSpec, Metric, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Make a fresh adapter for the policy (version 0, which changes nothing: B is zero) and publish it."""
+
+    lora: LoraSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackward:
+    """Add the gradient of one batch to the policy's accumulated gradient. Weights do not move."""
+
+    batch: BlobRef
+    loss: LossSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStep:
+    """Apply the accumulated gradient once and clear it. Without a gradient nothing moves, not even by momentum."""
+
+    adam: AdamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Freeze the current weights as immutable `version` (greater than every earlier one)."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probabilities of the rows' tokens under a kept version, or under the base model (`BASE`)."""
+
+    batch: BlobRef
+    under: PolicyVersion
+
+
+Operation = Attach | ForwardBackward | OptimStep | Publish | Score
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Result of `ForwardBackward` and `OptimStep`: what happened, in numbers (grad_norm, loss, entropy, kl, clip_fraction, ...)."""
+
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Result of `Attach` and `Publish`: the new version as a PEFT directory."""
+
+    version: PolicyVersion
+    adapter: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Result of `Score`: a bundle holding float32 `logprobs`, one per token of the batch (0 where there is none)."""
+
+    logprobs: BlobRef
+
+
+Result = Measured | Published | Scored

@@ -1,0 +1,255 @@
+"""Messages the coordinator receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinker.protocol.operations import Operation, Result
+from tinker.protocol.values import (
+    AgentName,
+    Edge,
+    Ended,
+    EpisodeId,
+    Finish,
+    ModelCard,
+    OpId,
+    PackedFloats,
+    PackedIds,
+    PeerName,
+    Phase,
+    PolicyName,
+    PolicyVersion,
+    PoolKind,
+    Role,
+    RunId,
+    Sampling,
+    SeatName,
+    TurnId,
+    WorkerName,
+)
+
+# --- from every peer ---
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOffer:
+    """One worker of a pool. `capacity`: requests it serves at once; more wait in its queue."""
+
+    name: WorkerName
+    kind: PoolKind
+    engine: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of every connection. A task server also says what it offers."""
+
+    role: Role
+    name: PeerName
+    machine: str
+    pid: int
+    workers: tuple[WorkerOffer, ...] = ()
+    model: ModelCard | None = None
+    data: str = ""  # endpoint of its data connection
+    tokenizer: bytes = b""  # tokenizer bundle (tinker.tokens), so that hosts need no copy of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I am alive although I have nothing to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """I leave on purpose."""
+
+    reason: str
+
+
+# --- from hosts ---
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """An agent as the coordinator sees it: who it is, whose weights it plays with, and when it updates.
+
+    `every`: it updates in rounds divisible by this; 0: frozen, never.
+    """
+
+    name: AgentName
+    policy: PolicyName
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run as the coordinator sees it. It never sees scenario code.
+
+    `groups` x `group_size` episodes make a round's rollout; `evaluations` episodes make an evaluate phase, which follows
+    every `evaluate_every`-th round (0: never) and the last one, and precedes round 1 as the only phase of round 0.
+    `update_order`: groups of agents that update together, one group after the other; () means all together.
+    """
+
+    run: RunId
+    scenario: str
+    agents: tuple[AgentSpec, ...]
+    rounds: int
+    groups: int
+    group_size: int
+    evaluations: int
+    evaluate_every: int
+    update_order: tuple[tuple[AgentName, ...], ...] = ()
+    model: str = ""  # digest of the base model it needs; "": whatever there is
+    turn_deadline: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    spec: RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """Agent `agent` has arrived at a barrier. `version`: what it will play with; `samples`: rows of its batch (update start)."""
+
+    run: RunId
+    round: int
+    phase: Phase
+    edge: Edge
+    agent: AgentName
+    version: int
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeatRequest:
+    """What one admitted seat needs: an answer of `policy` to `prompt` (the seat's whole context so far)."""
+
+    seat: SeatName
+    policy: PolicyVersion
+    prompt: PackedIds
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """Open one turn: these seats are admitted, all others are pending until it closes. `deadline`: seconds from receipt."""
+
+    turn: TurnId
+    requests: tuple[SeatRequest, ...]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnded:
+    """One episode is accounted for. Its turns are closed; its workers may forget its cache."""
+
+    run: RunId
+    episode: EpisodeId
+    ended: Ended
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operate:
+    """Run an operation on the worker that holds `policy`. Answered by `OperationDone` or `OperationFailed` with the same id."""
+
+    run: RunId
+    op: OpId
+    agent: AgentName
+    policy: PolicyName
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    run: RunId
+    reason: str
+
+
+# --- from task servers ---
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A worker's answer: ids and logprobs of the same length, why it stopped, and the version that sampled every id."""
+
+    turn: TurnId
+    seat: SeatName
+    worker: WorkerName
+    ids: PackedIds
+    logprobs: PackedFloats
+    finish: Finish
+    version: PolicyVersion
+    busy: float = 0.0  # seconds from admission to the batch until the last token
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateFailed:
+    turn: TurnId
+    seat: SeatName
+    worker: WorkerName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker serves this version from now on."""
+
+    run: RunId
+    worker: WorkerName
+    version: PolicyVersion
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    run: RunId
+    worker: WorkerName
+    version: PolicyVersion
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDone:
+    run: RunId
+    op: OpId
+    worker: WorkerName
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    run: RunId
+    op: OpId
+    worker: WorkerName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker of this task server died and was given up (its restarts are spent)."""
+
+    worker: WorkerName
+    reason: str
+
+
+ToCoordinator = (
+    Hello
+    | Heartbeat
+    | Bye
+    | Submit
+    | Arrive
+    | OpenTurn
+    | EpisodeEnded
+    | Operate
+    | EndRun
+    | Generated
+    | GenerateFailed
+    | Loaded
+    | LoadFailed
+    | WorkerDone
+    | WorkerFailed
+    | WorkerLost
+)

@@ -1,0 +1,172 @@
+"""Messages a host receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinker.protocol.operations import Result
+from tinker.protocol.values import (
+    AgentName,
+    Edge,
+    EpisodeId,
+    Finish,
+    ModelCard,
+    OpId,
+    PackedFloats,
+    PackedIds,
+    Phase,
+    PolicyVersion,
+    RunId,
+    SeatName,
+    TurnId,
+    WorkerName,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The run may begin. The tokenizer bundle and the data endpoint are those of the task server that will serve it."""
+
+    run: RunId
+    model: ModelCard
+    tokenizer: bytes
+    data: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The run waits; `reason` says for what."""
+
+    run: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long one member waited at a barrier (seconds), and for whom it waited last ("" if it was itself the last)."""
+
+    member: str
+    seconds: float
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A global barrier opened."""
+
+    run: RunId
+    round: int
+    phase: Phase
+    edge: Edge
+    waits: tuple[Wait, ...]
+    versions: tuple[PolicyVersion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A barrier is still shut: who has arrived, who is missing (sent every 10 s)."""
+
+    run: RunId
+    round: int
+    phase: Phase
+    edge: Edge
+    arrived: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Play these episodes. `group`: they share a start (in evaluation: each has its own)."""
+
+    run: RunId
+    round: int
+    phase: Phase
+    group: int
+    episodes: tuple[EpisodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MayUpdate:
+    """The update gate admits this agent."""
+
+    run: RunId
+    round: int
+    agent: AgentName
+
+
+@dataclass(frozen=True, slots=True)
+class SeatResult:
+    """One admitted seat's part of a closed turn: an answer, or `forfeit` with the reason (then ids and logprobs are empty)."""
+
+    seat: SeatName
+    worker: WorkerName
+    ids: PackedIds
+    logprobs: PackedFloats
+    finish: Finish
+    version: PolicyVersion
+    busy: float = 0.0
+    forfeit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnClosed:
+    """Every admitted seat has acted or forfeited; results are in the order in which the seats were admitted."""
+
+    turn: TurnId
+    results: tuple[SeatResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRefused:
+    """The gate refused the turn; nothing was generated."""
+
+    turn: TurnId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDone:
+    run: RunId
+    op: OpId
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFailed:
+    run: RunId
+    op: OpId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopped:
+    """The coordinator ended the run; `reason` says who should do what."""
+
+    run: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLoad:
+    """What coordination cost so far, in this coordinator process (sent with every opened barrier)."""
+
+    cpu_seconds: float
+    turns: int
+    messages: int
+
+
+ToHost = (
+    Admitted
+    | Queued
+    | Opened
+    | Missing
+    | Play
+    | MayUpdate
+    | TurnClosed
+    | TurnRefused
+    | OperationDone
+    | OperationFailed
+    | RunStopped
+    | CoordinatorLoad
+)
