@@ -6,12 +6,12 @@ Everything here is a frozen value. Arrays travel as packed little-endian bytes (
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
+
+import numpy as np
 
 RunId = NewType("RunId", str)
 AgentName = NewType("AgentName", str)
@@ -185,31 +185,19 @@ class Metric:
 
 def pack_ids(ids: Iterable[int]) -> PackedIds:
     """Token ids as little-endian int32; OverflowError if one does not fit."""
-    return PackedIds(_little(array("i", ids)))
+    return PackedIds(np.fromiter(ids, "<i4").tobytes())
 
 
 def unpack_ids(packed: PackedIds) -> list[int]:
-    return _unpacked("i", packed).tolist()
+    ids: list[int] = np.frombuffer(packed, "<i4").tolist()
+    return ids
 
 
 def pack_floats(values: Iterable[float]) -> PackedFloats:
     """Numbers as little-endian float32."""
-    return PackedFloats(_little(array("f", values)))
+    return PackedFloats(np.fromiter(values, "<f4").tobytes())
 
 
 def unpack_floats(packed: PackedFloats) -> list[float]:
-    return _unpacked("f", packed).tolist()
-
-
-def _little(values: array[int] | array[float]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
-def _unpacked(code: str, packed: bytes) -> array[int] | array[float]:
-    values: array[int] | array[float] = array(code)
-    values.frombytes(packed)
-    if sys.byteorder == "big":
-        values.byteswap()
+    values: list[float] = np.frombuffer(packed, "<f4").tolist()
     return values
