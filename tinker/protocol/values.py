@@ -105,7 +105,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class PolicyVersion:
     """Immutable weights. Version 0 is the freshly initialised adapter; `BASE` (policy "") is the model without any adapter."""
 

@@ -1,0 +1,1 @@
+"""Composition: configuration, daemons, the run directory, the terminal."""

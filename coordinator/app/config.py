@@ -1,0 +1,154 @@
+"""The configuration of a run: one frozen model, every key checked before anything is loaded.
+
+Precedence, later wins: the defaults here, the scenario's own `defaults`, `--config FILE.toml`, `--set key=value`, explicit flags.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class ConfigError(Exception):
+    """The operator's configuration is wrong: every problem found, with key, value and rule. Nothing was started."""
+
+
+class Learning(BaseModel):
+    """How one agent learns and samples. `every`: it updates in rounds divisible by this; 0: frozen.
+
+    `denominator`: what the loss is averaged over, the agent's sequences or its trained tokens. `temperature` counts in sampler and
+    scorer alike.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: str = "grpo"
+    scale: Literal["group", "batch", "none"] = "batch"
+    loss: str = "importance_sampling"
+    denominator: Literal["sequences", "tokens"] = "sequences"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    warmup: Annotated[int, Field(ge=0)] = 0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    ratio_clip: Annotated[float, Field(gt=0)] = 0.2
+    entropy: Annotated[float, Field(ge=0)] = 0.0
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    epochs: Annotated[int, Field(ge=1)] = 1
+    rank: Annotated[int, Field(ge=1)] = 8
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] = 64
+    every: Annotated[int, Field(ge=0)] = 1
+
+
+class AgentConfig(BaseModel):
+    """One agent: the seats it plays (empty: the seat of its own name), and what it does otherwise than `[learning]` says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seats: tuple[str, ...] = ()
+    learning: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class RunConfig(BaseModel):
+    """One run, fully resolved."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scenario: str
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Annotated[int, Field(ge=1)] = 20
+    groups: Annotated[int, Field(ge=1)] = 8
+    group_size: Annotated[int, Field(ge=1)] = 8
+    evaluate_every: Annotated[int, Field(ge=0)] = 10
+    update_order: Literal["together", "in_turn"] | tuple[tuple[str, ...], ...] = "together"
+    max_failed_episodes: Annotated[float, Field(ge=0, le=1)] = 0.1
+    turn_deadline: Annotated[float, Field(gt=0)] = 120.0
+    episode_deadline: Annotated[float, Field(gt=0)] = 600.0
+    concurrency: Annotated[int, Field(ge=1)] = 256
+    model: str = "demo"
+    engine: Literal["torch", "scripted"] = "torch"
+    threads: Annotated[int, Field(ge=0)] = 0
+    deterministic: bool = False
+    learning: Learning = Learning()
+    agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
+    params: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agents_learn_sensibly(self) -> RunConfig:
+        problems = []
+        for name in self.agents:
+            try:
+                self.learning_of(name)
+            except ValidationError as error:
+                problems += [f"agents.{name}.learning.{line}" for line in sentences(error)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def learning_of(self, agent: str) -> Learning:
+        """`[learning]` with this agent's own values on top."""
+        own = self.agents[agent].learning if agent in self.agents else {}
+        return Learning.model_validate({**self.learning.model_dump(), **own})
+
+
+def sentences(error: ValidationError) -> list[str]:
+    """Each problem as `key: rule (got value)`."""
+    lines = []
+    for each in error.errors():
+        key = ".".join(str(part) for part in each["loc"] if not str(part).startswith(("tuple[", "literal[")))
+        rule = "unknown key" if each["type"] == "extra_forbidden" else each["msg"]
+        lines.append(f"{key}: {rule} (got {each['input']!r})" if key else rule)
+    return lines
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings merged key by key; later layers win."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+                result[key] = merged(result[key], value)
+            else:
+                result[key] = value
+    return result
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file; ConfigError if it cannot be read or is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+
+
+def assignment(text: str) -> dict[str, Any]:
+    """`learning.lr=0.002` as a nested mapping. The value is read as TOML; what is no TOML is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r} is no assignment; write key=value, for example --set learning.lr=0.002")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    result: dict[str, Any] = parsed
+    return result
+
+
+def resolve(*layers: Mapping[str, Any]) -> RunConfig:
+    """The configuration from these layers; ConfigError names every problem at once."""
+    try:
+        return RunConfig.model_validate(merged(*layers))
+    except ValidationError as error:
+        raise ConfigError("the configuration is wrong:\n  " + "\n  ".join(sentences(error))) from error

@@ -1,0 +1,241 @@
+"""The global barriers of one run: start and end of its phases, round after round.
+
+The machine is always gathering at exactly one barrier: (round, phase, edge). An arrival anywhere else is a duplicate (answered with the
+stored opening), or refused. An agent that arrives with a version which some rollout worker does not serve yet is *held*: it has come,
+but it is not counted until the version is ready.
+
+Invariants (checked by `violations`):
+- R1 rounds and phases only go forward, a barrier opens once (I6);
+- R2 no update starts while an episode of the round is not accounted for (I2);
+- R3 a full barrier never stays shut (I6): whoever has come is counted as soon as its version is ready;
+- R4 only agents that the update gate admitted, or that are not due, arrive at the end of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from coordinator.core import barrier as barriers
+from coordinator.core import order as orders
+from coordinator.core.barrier import Barrier
+from coordinator.core.order import UpdateOrder
+from tinker.protocol.to_coordinator import AgentSpec, Arrive, RunSpec
+from tinker.protocol.to_host import MayUpdate, Opened
+from tinker.protocol.values import AgentName, Edge, Ended, EpisodeId, Phase, PolicyVersion
+
+EPISODES = "episodes"  # the one member of the barrier at the end of a rollout or evaluation
+KEPT = 12  # openings kept for arrivals that come again
+
+Ready = Callable[[PolicyVersion], bool]
+At = tuple[int, Phase, Edge]
+
+
+class ArrivalRefused(Exception):
+    """The message says what was found and what was expected. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Effect: these episodes are to be played; each inner tuple is a group, to be given to one host as a whole."""
+
+    groups: tuple[tuple[EpisodeId, ...], ...]
+
+
+Effect = Opened | MayUpdate | Begin
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """See the module. `held`: agents whose version is not ready. `unaccounted`: episodes of this phase still running.
+    `finished`: the last barrier of the last round has opened."""
+
+    spec: RunSpec
+    round: int
+    phase: Phase
+    edge: Edge
+    barrier: Barrier
+    versions: Mapping[AgentName, int] = field(default_factory=dict)
+    samples: Mapping[AgentName, int] = field(default_factory=dict)
+    held: Mapping[AgentName, Arrive] = field(default_factory=dict)
+    unaccounted: frozenset[EpisodeId] = frozenset()
+    ended: Mapping[Ended, int] = field(default_factory=dict)
+    order: UpdateOrder = UpdateOrder(())
+    openings: tuple[Opened, ...] = ()
+    finished: bool = False
+
+    @property
+    def at(self) -> At:
+        return self.round, self.phase, self.edge
+
+
+def phases(spec: RunSpec, round: int) -> tuple[Phase, ...]:
+    """The phases of a round. Round 0 only evaluates (the base line); it exists if the run evaluates at all."""
+    evaluates = spec.evaluate_every > 0 and spec.evaluations > 0
+    if round == 0:
+        return (Phase.EVALUATE,) if evaluates else ()
+    last = evaluates and (round % spec.evaluate_every == 0 or round == spec.rounds)
+    return (Phase.ROLLOUT, Phase.UPDATE, Phase.EVALUATE) if last else (Phase.ROLLOUT, Phase.UPDATE)
+
+
+def begin(spec: RunSpec) -> Rounds:
+    """A run before its first barrier. ValueError if the specification makes no sense."""
+    _check(spec)
+    first = 0 if phases(spec, 0) else 1
+    start = barriers.gather(tuple(agent.name for agent in spec.agents))
+    return Rounds(spec, first, phases(spec, first)[0], Edge.START, start)
+
+
+def arrive(rounds: Rounds, message: Arrive, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """An agent has come. ArrivalRefused if it may not be here; a repeated or old arrival gets the stored opening, if there is one."""
+    agent = _agent(rounds, message.agent)
+    at = (message.round, message.phase, message.edge)
+    if at != rounds.at or rounds.finished:
+        stored = [each for each in rounds.openings if (each.round, each.phase, each.edge) == at]
+        if stored:
+            return rounds, (stored[0],)
+        raise ArrivalRefused(f"{message.agent} arrives at {_words(at)}, the run gathers at {_words(rounds.at)}")
+    if message.agent not in rounds.barrier.members:
+        raise ArrivalRefused(f"nobody arrives at {_words(at)}: it opens when every episode is accounted for")
+    if rounds.barrier.has(message.agent) or message.agent in rounds.held:
+        return rounds, ()
+    if at[1:] == (Phase.UPDATE, Edge.END):
+        if message.agent in rounds.order.due and message.agent not in rounds.order.admitted:
+            raise ArrivalRefused(f"{message.agent} has not been admitted to its update of round {rounds.round}")
+    elif at[1:] == (Phase.UPDATE, Edge.START):
+        rounds = replace(rounds, samples={**rounds.samples, message.agent: message.samples})
+    held = replace(rounds, held={**rounds.held, agent.name: message})
+    return settle(held, ready, now)
+
+
+def account(rounds: Rounds, episode: EpisodeId, ended: Ended, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """One episode is accounted for; a second time changes nothing."""
+    if episode not in rounds.unaccounted:
+        return rounds, ()
+    counts = {**rounds.ended, ended: rounds.ended.get(ended, 0) + 1}
+    after = replace(rounds, unaccounted=rounds.unaccounted - {episode}, ended=counts)
+    return _pass(after, now)
+
+
+def settle(rounds: Rounds, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """Count everybody who is held and whose version is ready by now."""
+    effects: tuple[Effect, ...] = ()
+    for name, message in tuple(rounds.held.items()):
+        agent = _agent(rounds, name)
+        version = PolicyVersion(agent.policy, message.version)
+        if not ready(version):
+            continue
+        ending = (message.phase, message.edge) == (Phase.UPDATE, Edge.END)
+        order, admitted = orders.finish(rounds.order, name) if ending else (rounds.order, ())
+        effects += tuple(MayUpdate(rounds.spec.run, rounds.round, each) for each in admitted)
+        rounds = replace(
+            rounds,
+            held={other: each for other, each in rounds.held.items() if other != name},
+            versions={**rounds.versions, name: message.version},
+            barrier=barriers.arrive(rounds.barrier, name, now),
+            order=order,
+        )
+    rounds, opened = _pass(rounds, now)
+    return rounds, effects + opened
+
+
+def missing(rounds: Rounds) -> tuple[str, ...]:
+    """Who the current barrier waits for, in words."""
+    if rounds.barrier.members == (EPISODES,):
+        return (f"{len(rounds.unaccounted)} episodes",) if rounds.unaccounted else ()
+    return tuple(f"{name} (its version is loading)" if name in rounds.held else name for name in rounds.barrier.missing)
+
+
+def _pass(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """Open the current barrier if it is full, and gather at the next one."""
+    if rounds.barrier.members == (EPISODES,) and not rounds.unaccounted:
+        rounds = replace(rounds, barrier=barriers.arrive(rounds.barrier, EPISODES, now))
+    if not rounds.barrier.opened or rounds.finished:
+        return rounds, ()
+    opening = Opened(
+        rounds.spec.run,
+        *rounds.at,
+        rounds.barrier.waits(now),
+        tuple(PolicyVersion(agent.policy, rounds.versions.get(agent.name, 0)) for agent in rounds.spec.agents),
+    )
+    rounds = replace(rounds, openings=(*rounds.openings[-KEPT + 1 :], opening))
+    if rounds.edge == Edge.START:
+        rounds, effects = _inside(rounds)
+    else:
+        rounds, effects = _onward(rounds), ()
+    return rounds, (opening, *effects)
+
+
+def _inside(rounds: Rounds) -> tuple[Rounds, tuple[Effect, ...]]:
+    """The phase has begun: gather at its end."""
+    spec = rounds.spec
+    if rounds.phase == Phase.UPDATE:
+        order, admitted = orders.begin(spec.agents, spec.update_order, rounds.round, rounds.samples)
+        end = barriers.gather(tuple(agent.name for agent in spec.agents))
+        after = replace(rounds, edge=Edge.END, barrier=end, order=order)
+        return after, tuple(MayUpdate(spec.run, rounds.round, agent) for agent in admitted)
+    sizes = [spec.group_size] * spec.groups if rounds.phase == Phase.ROLLOUT else [1] * spec.evaluations
+    firsts = [sum(sizes[:group]) for group in range(len(sizes))]
+    groups = tuple(
+        tuple(EpisodeId(rounds.round, rounds.phase, first + k) for k in range(size))
+        for first, size in zip(firsts, sizes, strict=True)
+    )
+    everything = frozenset(episode for group in groups for episode in group)
+    after = replace(rounds, edge=Edge.END, barrier=barriers.gather((EPISODES,)), unaccounted=everything, ended={})
+    return after, (Begin(groups),)
+
+
+def _onward(rounds: Rounds) -> Rounds:
+    """The phase is over: gather at the start of the next one."""
+    here = phases(rounds.spec, rounds.round)
+    rest = here[here.index(rounds.phase) + 1 :]
+    number = rounds.round if rest else rounds.round + 1
+    if number > rounds.spec.rounds:
+        return replace(rounds, finished=True)
+    start = barriers.gather(tuple(agent.name for agent in rounds.spec.agents))
+    phase = (rest or phases(rounds.spec, number))[0]
+    return replace(rounds, round=number, phase=phase, edge=Edge.START, barrier=start, samples={}, order=UpdateOrder(()))
+
+
+def _agent(rounds: Rounds, name: AgentName) -> AgentSpec:
+    found = [agent for agent in rounds.spec.agents if agent.name == name]
+    if not found:
+        known = ", ".join(agent.name for agent in rounds.spec.agents)
+        raise ArrivalRefused(f"run {rounds.spec.run} has no agent {name!r}; its agents are {known}")
+    return found[0]
+
+
+def _words(at: At) -> str:
+    return f"the {at[2]} of {at[1]} in round {at[0]}"
+
+
+def _check(spec: RunSpec) -> None:
+    names = [agent.name for agent in spec.agents]
+    policies = [agent.policy for agent in spec.agents]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a run needs at least one agent, each name once; it has {names}")
+    if len(set(policies)) != len(policies):
+        raise ValueError(f"each agent needs a policy of its own; the policies are {policies}")
+    for what in ("rounds", "groups", "group_size"):
+        if getattr(spec, what) < 1:
+            raise ValueError(f"{what} is {getattr(spec, what)}; it must be at least 1")
+    ordered = [agent for group in spec.update_order for agent in group]
+    if len(set(ordered)) != len(ordered) or not set(ordered) <= set(names):
+        raise ValueError(f"update_order names {ordered}; it may name each of {names} once")
+
+
+def violations(rounds: Rounds, ready: Ready) -> list[str]:
+    found = [f"{name} at the barrier" for name in barriers.violations(rounds.barrier)]
+    found += orders.violations(rounds.order)
+    if rounds.phase == Phase.UPDATE and rounds.unaccounted:
+        found.append("R2")
+    if not rounds.finished and rounds.barrier.opened:
+        found.append("R3 open barrier not passed")
+    agents = {agent.name: agent.policy for agent in rounds.spec.agents}
+    if any(ready(PolicyVersion(agents[name], held.version)) for name, held in rounds.held.items()):
+        found.append("R3 held although ready")
+    if rounds.phase == Phase.UPDATE and rounds.edge == Edge.END:
+        here = {name for name, _ in rounds.barrier.arrived}
+        if here & set(rounds.order.due) - set(rounds.order.admitted):
+            found.append("R4")
+    return found

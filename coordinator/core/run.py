@@ -1,0 +1,203 @@
+"""One admitted run: its rounds, its versions, its operations, glued together.
+
+A `Run` mutates itself but is otherwise pure: the same calls give the same states and the same messages. Handlers return what must be
+sent, as (receiver, message); receivers are peers' names.
+
+Invariants (checked by `violations`): those of the parts, and
+- P1 an operation has one outcome, and its worker is asked at most once per worker life (I7);
+- P2 weights move only while the update gate admits their agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.core import rounds as rnd
+from coordinator.core import versions as ver
+from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
+from coordinator.core.versions import Versions
+from tinker.protocol.operations import Attach, Published, Score
+from tinker.protocol.to_coordinator import Arrive, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
+from tinker.protocol.to_host import OperationDone, OperationFailed, Play
+from tinker.protocol.to_taskserver import Load, Unload, Work
+from tinker.protocol.values import (
+    BASE,
+    Edge,
+    Ended,
+    EpisodeId,
+    OpId,
+    PeerName,
+    Phase,
+    PolicyVersion,
+    WorkerName,
+)
+
+STORED = 256  # finished operations whose result is kept for a repeated request
+
+Sends = list[tuple[PeerName, object]]
+
+
+@dataclass(slots=True)
+class Run:
+    """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to."""
+
+    spec: RunSpec
+    host: PeerName
+    rounds: Rounds
+    versions: Versions
+    owners: dict[WorkerName, PeerName]
+    updater: WorkerName
+    scorer: WorkerName | None
+    pending: dict[OpId, tuple[Operate, WorkerName]] = field(default_factory=dict)
+    outcomes: dict[OpId, OperationDone | OperationFailed] = field(default_factory=dict)
+    gathering_since: float = 0.0
+    noticed: float = 0.0
+
+    def arrive(self, message: Arrive, now: float) -> Sends:
+        """ArrivalRefused if the agent may not be here, or comes with a version that is not its policy's."""
+        agent = next((each for each in self.spec.agents if each.name == message.agent), None)
+        if agent is not None:
+            current = self.versions.current.get(agent.policy)
+            if current is not None and message.version != current and message.round == self.rounds.round:
+                raise ArrivalRefused(
+                    f"{message.agent} arrives with version {message.version} of {agent.policy!r}, current is {current}"
+                )
+        return self._moved(*rnd.arrive(self.rounds, message, self.versions.ready, now), now)
+
+    def account(self, episode: EpisodeId, ended: Ended, now: float) -> Sends:
+        return self._moved(*rnd.account(self.rounds, episode, ended, now), now)
+
+    def admits(self, episode: EpisodeId, policy: PolicyVersion) -> str:
+        """Why this episode may not ask for an answer of this version ("": it may). Invariant I1."""
+        if episode not in self.rounds.unaccounted:
+            return f"episode {episode} is not being played"
+        if policy == BASE:
+            return ""
+        agent = next((each.name for each in self.spec.agents if each.policy == policy.policy), None)
+        if agent is None:
+            return f"run {self.spec.run} has no policy {policy.policy!r}"
+        bound = self.rounds.versions.get(agent)
+        return "" if bound == policy.version else f"{policy} was asked for, this round plays {policy.policy}@{bound}"
+
+    def operate(self, message: Operate) -> Sends:
+        """Send the operation to its worker, answer a repeated one from the store, or refuse it."""
+        if message.op in self.outcomes:
+            return [(self.host, self.outcomes[message.op])]
+        if message.op in self.pending:
+            return []
+        refusal = self._refusal(message)
+        if refusal:
+            return self._outcome(message.op, OperationFailed(self.spec.run, message.op, refusal))
+        worker = self.scorer if isinstance(message.operation, Score) else self.updater
+        if worker is None:
+            return self._outcome(
+                message.op, OperationFailed(self.spec.run, message.op, "no forward worker serves this run")
+            )
+        self.pending[message.op] = (message, worker)
+        work = Work(self.spec.run, message.op, worker, message.policy, message.operation)
+        return [(self.owners[worker], work)]
+
+    def done(self, message: WorkerDone) -> Sends:
+        """A worker has finished an operation. A published version is loaded by every rollout worker before it counts as ready."""
+        if message.op not in self.pending or self.pending[message.op][1] != message.worker:
+            return []
+        sends: Sends = []
+        if isinstance(message.result, Published):
+            version, adapter = message.result.version, message.result.adapter
+            try:
+                self.versions = ver.publish(self.versions, version, adapter)
+            except ValueError as error:
+                return self._outcome(message.op, OperationFailed(self.spec.run, message.op, str(error)))
+            for worker in sorted(self.versions.workers):
+                sends.append((self.owners[worker], Load(self.spec.run, worker, version, adapter)))
+        return sends + self._outcome(message.op, OperationDone(self.spec.run, message.op, message.result))
+
+    def failed(self, message: WorkerFailed) -> Sends:
+        if message.op not in self.pending or self.pending[message.op][1] != message.worker:
+            return []
+        return self._outcome(message.op, OperationFailed(self.spec.run, message.op, message.reason))
+
+    def loaded(self, message: Loaded, now: float) -> Sends:
+        """A rollout worker serves a version. ValueError if its digest is not the published one."""
+        self.versions = ver.acknowledge(self.versions, message.version, message.worker, message.digest)
+        return self.settle(now)
+
+    def settle(self, now: float) -> Sends:
+        return self._moved(*rnd.settle(self.rounds, self.versions.ready, now), now)
+
+    def lose(self, worker: WorkerName, now: float) -> Sends:
+        """A worker is out of service. What it was asked to do has failed; a rollout worker is waited for no longer."""
+        self.versions = ver.leave(self.versions, worker)
+        sends: Sends = []
+        for op, (_, holder) in tuple(self.pending.items()):
+            if holder == worker:
+                sends += self._outcome(op, OperationFailed(self.spec.run, op, f"worker {worker} was lost"))
+        if self.scorer == worker:
+            self.scorer = None
+        self.owners.pop(worker, None)
+        return sends + self.settle(now)
+
+    def join(self, worker: WorkerName, owner: PeerName) -> Sends:
+        """A rollout worker enters service: it must load whatever is in use."""
+        self.owners[worker] = owner
+        self.versions, wanted = ver.join(self.versions, worker)
+        return [(owner, Load(self.spec.run, worker, v, self.versions.adapters[v])) for v in wanted]
+
+    def servers(self) -> tuple[PeerName, ...]:
+        return tuple(dict.fromkeys(self.owners.values()))
+
+    def _refusal(self, message: Operate) -> str:
+        agent = next((each for each in self.spec.agents if each.name == message.agent), None)
+        if agent is None or agent.policy != message.policy:
+            return f"agent {message.agent!r} does not own policy {message.policy!r}"
+        if isinstance(message.operation, Score):
+            return ""
+        if isinstance(message.operation, Attach):
+            known = message.policy in self.versions.current
+            return f"policy {message.policy!r} is attached already" if known else ""
+        order = self.rounds.order
+        updating = (self.rounds.phase, self.rounds.edge) == (Phase.UPDATE, Edge.END)
+        if not updating or agent.name not in order.admitted or agent.name in order.done:
+            return f"{agent.name} may not update now: the run is at {self.rounds.phase} of round {self.rounds.round}"
+        return ""
+
+    def _outcome(self, op: OpId, outcome: OperationDone | OperationFailed) -> Sends:
+        self.pending.pop(op, None)
+        self.outcomes[op] = outcome
+        while len(self.outcomes) > STORED:
+            del self.outcomes[next(iter(self.outcomes))]
+        return [(self.host, outcome)]
+
+    def _moved(self, after: Rounds, effects: Iterable[Effect], now: float) -> Sends:
+        if after.at != self.rounds.at:
+            self.gathering_since = self.noticed = now
+        self.rounds = after
+        sends: Sends = []
+        for effect in effects:
+            if isinstance(effect, Begin):
+                for number, group in enumerate(effect.groups):
+                    play = Play(self.spec.run, after.round, after.phase, number, group)
+                    sends.append((self.host, play))
+            else:
+                sends.append((self.host, effect))
+        if after.phase != Phase.UPDATE:
+            sends += self._retired()
+        return sends
+
+    def _retired(self) -> Sends:
+        sends: Sends = []
+        for agent in self.spec.agents:
+            self.versions, old = ver.retire(self.versions, agent.policy)
+            for version in old:
+                sends += [(self.owners[w], Unload(self.spec.run, w, version)) for w in sorted(self.versions.workers)]
+        return sends
+
+    def violations(self) -> list[str]:
+        found = rnd.violations(self.rounds, self.versions.ready) + ver.violations(self.versions)
+        if set(self.pending) & set(self.outcomes):
+            found.append("P1")
+        moving = {m.agent for m, _ in self.pending.values() if not isinstance(m.operation, Attach | Score)}
+        if moving - set(self.rounds.order.admitted):
+            found.append("P2")
+        return found

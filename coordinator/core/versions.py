@@ -1,0 +1,98 @@
+"""Which versions of each policy exist, and which rollout workers serve them.
+
+Invariants (checked by `violations`):
+- V1 versions of a policy only rise, and a published version never changes its digest (I9);
+- V2 a version is served only by workers that acknowledged exactly its digest;
+- V3 a version is ready only when every rollout worker in service has acknowledged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tinker.protocol.values import BASE, BlobRef, PolicyName, PolicyVersion, WorkerName
+
+KEPT = 2  # versions of a policy that stay loaded: the current one and the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """`workers`: rollout workers in service. `served`: which of them acknowledged a version."""
+
+    workers: frozenset[WorkerName] = frozenset()
+    current: Mapping[PolicyName, int] = field(default_factory=dict)
+    adapters: Mapping[PolicyVersion, BlobRef] = field(default_factory=dict)
+    served: Mapping[PolicyVersion, frozenset[WorkerName]] = field(default_factory=dict)
+
+    def serving(self, version: PolicyVersion) -> frozenset[WorkerName]:
+        return self.workers if version == BASE else self.served.get(version, frozenset())
+
+    def ready(self, version: PolicyVersion) -> bool:
+        return bool(self.workers) and self.serving(version) >= self.workers
+
+    def not_serving(self, version: PolicyVersion) -> tuple[WorkerName, ...]:
+        return tuple(sorted(self.workers - self.serving(version)))
+
+
+def publish(versions: Versions, version: PolicyVersion, adapter: BlobRef) -> Versions:
+    """A new version exists. ValueError if it does not rise, or re-uses a number with other weights."""
+    known = versions.adapters.get(version)
+    if known is not None and known.digest == adapter.digest:
+        return versions
+    newest = versions.current.get(version.policy, -1)
+    if version.version <= newest:
+        raise ValueError(f"{version} was published after version {newest}; versions must rise and are never used again")
+    return replace(
+        versions,
+        current={**versions.current, version.policy: version.version},
+        adapters={**versions.adapters, version: adapter},
+        served={**versions.served, version: frozenset()},
+    )
+
+
+def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, digest: str) -> Versions:
+    """The worker serves the version from now on; ValueError if its digest is another, or nobody published it."""
+    adapter = versions.adapters.get(version)
+    if adapter is None or adapter.digest != digest:
+        raise ValueError(
+            f"worker {worker} acknowledged {version} with digest {digest[:12]}, published is "
+            f"{adapter.digest[:12] if adapter else 'nothing'}"
+        )
+    if worker not in versions.workers:
+        return versions
+    return replace(versions, served={**versions.served, version: versions.serving(version) | {worker}})
+
+
+def retire(versions: Versions, policy: PolicyName) -> tuple[Versions, tuple[PolicyVersion, ...]]:
+    """Forget versions that nobody may ask for any more; returns those to unload."""
+    newest = versions.current.get(policy, -1)
+    old = tuple(sorted(v for v in versions.served if v.policy == policy and v.version <= newest - KEPT))
+    if not old:
+        return versions, ()
+    return replace(versions, served={v: by for v, by in versions.served.items() if v not in old}), old
+
+
+def join(versions: Versions, worker: WorkerName) -> tuple[Versions, tuple[PolicyVersion, ...]]:
+    """A rollout worker enters service; returns what it must load."""
+    after = replace(versions, workers=versions.workers | {worker})
+    return after, tuple(sorted(v for v in versions.served if versions.adapters.get(v) is not None))
+
+
+def leave(versions: Versions, worker: WorkerName) -> Versions:
+    """A rollout worker is out of service: it serves nothing and is waited for no longer."""
+    gone = {worker}
+    return replace(
+        versions, workers=versions.workers - gone, served={v: by - gone for v, by in versions.served.items()}
+    )
+
+
+def violations(versions: Versions) -> list[str]:
+    found = []
+    if any(version.version > versions.current.get(version.policy, -1) for version in versions.adapters):
+        found.append("V1")
+    if any(not by <= versions.workers for by in versions.served.values()):
+        found.append("V2")
+    if any(versions.ready(version) and versions.not_serving(version) for version in versions.served):
+        found.append("V3")
+    return found
