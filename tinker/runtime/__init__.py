@@ -1,0 +1,1 @@
+"""What everything runs on: clock, codec, transport, actors, and the data plane."""
