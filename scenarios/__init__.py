@@ -1,0 +1,33 @@
+"""Scenarios: one plays an episode at a table, and everything about it is here, for authors (`scenario`, `Table`, ...) and for hosts."""
+
+from scenarios.episode import Identity, Limits, play_episode
+from scenarios.errors import Dropped, Forfeit, Forfeited, RecordingError, ScenarioError
+from scenarios.loading import load_scenario
+from scenarios.recording import read_recordings, write_recordings
+from scenarios.scenario import Evaluation, ForfeitScores, Scenario, Scores, ScriptedFunction, scenario
+from scenarios.seat import Seat
+from scenarios.table import Table
+from scenarios.turns import Turns
+
+__all__ = [
+    "Dropped",
+    "Evaluation",
+    "Forfeit",
+    "ForfeitScores",
+    "Forfeited",
+    "Identity",
+    "Limits",
+    "RecordingError",
+    "Scenario",
+    "ScenarioError",
+    "Scores",
+    "ScriptedFunction",
+    "Seat",
+    "Table",
+    "Turns",
+    "load_scenario",
+    "play_episode",
+    "read_recordings",
+    "scenario",
+    "write_recordings",
+]
