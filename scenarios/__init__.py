@@ -3,10 +3,12 @@
 from scenarios.episode import Identity, Limits, play_episode
 from scenarios.errors import Dropped, Forfeit, Forfeited, RecordingError, ScenarioError
 from scenarios.loading import load_scenario
-from scenarios.recording import read_recordings, write_recordings
+from scenarios.recording import cuts, read_recordings, write_recordings
+from scenarios.replay import replay
 from scenarios.scenario import Evaluation, ForfeitScores, Scenario, Scores, ScriptedFunction, scenario
 from scenarios.seat import Seat
 from scenarios.table import Table
+from scenarios.transcript import render
 from scenarios.turns import Turns
 
 __all__ = [
@@ -25,9 +27,12 @@ __all__ = [
     "Seat",
     "Table",
     "Turns",
+    "cuts",
     "load_scenario",
     "play_episode",
     "read_recordings",
+    "render",
+    "replay",
     "scenario",
     "write_recordings",
 ]

@@ -40,6 +40,14 @@ class Complaint:
     """A reply was not accepted; what its player is told."""
 
     text: str
+    cut: Cut = Cut.NO
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The parser itself failed; raised once everybody's reply is recorded."""
+
+    error: ScenarioError
 
 
 class TurnLimit(Exception):
@@ -165,20 +173,21 @@ class Dealer:
         for attempt in range(self._retries + 1):
             number = self._next_number()
             replies = await self._replies(number, asking, attempt)
+            judged = {seat: self._judge(number, seat, said, parse) for seat, said in replies.items()}
+            for verdict in judged.values():
+                if isinstance(verdict, Broken):
+                    raise verdict.error
             asking = {}
-            for seat, said in replies.items():
-                if isinstance(said, Forfeited):
-                    outcomes[seat] = said
-                    continue
-                judged = self._judge(number, seat, said, parse)
-                if not isinstance(judged, Complaint):
-                    outcomes[seat] = judged
-                elif (
-                    attempt == self._retries or said.reply.cut is Cut.CONTEXT
-                ):  # a full context has no room for another try
-                    outcomes[seat] = self._forfeit(number, seat, said.reply.cut, judged, attempt + 1)
-                else:
-                    asking[seat] = judged.text
+            for seat, verdict in judged.items():
+                if isinstance(verdict, Complaint):
+                    if (
+                        attempt < self._retries and verdict.cut is not Cut.CONTEXT
+                    ):  # a full context has no room for another try
+                        asking[seat] = verdict.text
+                    else:
+                        outcomes[seat] = self._forfeit(number, seat, verdict, attempt + 1)
+                elif not isinstance(verdict, Broken):
+                    outcomes[seat] = verdict
             if not asking:
                 break
         return {seat: outcomes[seat] for seat in prompts}
@@ -201,6 +210,7 @@ class Dealer:
             needs: dict[SeatName, Need] = {}
             for seat, prompt in prompts.items():
                 self.recorder.add(seat, "ask", prompt, number)
+            for seat, prompt in prompts.items():
                 asked = self._players[seat].ask(prompt, attempt=attempt)
                 if isinstance(asked, Need):
                     needs[seat] = asked
@@ -227,19 +237,22 @@ class Dealer:
             raise RuntimeError(f"turn {number} admitted {', '.join(needs)} and closed with {', '.join(answers)}")
         return answers
 
-    def _judge(self, number: int, seat: SeatName, said: Said, parse: Callable[[str], T]) -> T | Complaint:
-        """The parsed value, or what to tell the player instead; recorded, and the player told whether it was accepted."""
+    def _judge(
+        self, number: int, seat: SeatName, said: Said | Forfeited, parse: Callable[[str], T]
+    ) -> T | Forfeited | Complaint | Broken:
+        """Parse one reply, record it, and tell the player whether it was accepted."""
+        if isinstance(said, Forfeited):
+            return said
         reply = said.reply
-        judged = _complaint_of_cut(reply.cut) if reply.cut else _parsed(seat, reply.text, parse)
-        accepted = not isinstance(judged, Complaint)
-        self.recorder.add(
-            seat, "reply" if accepted else "complaint", reply.text, number, ids=said.ids, cut=str(reply.cut)
-        )
+        verdict = _complaint_of_cut(reply.cut) if reply.cut else _parsed(seat, reply.text, parse)
+        accepted = not isinstance(verdict, Complaint)
+        kind = "reply" if accepted else "complaint"
+        self.recorder.add(seat, kind, reply.text, number, ids=said.ids, cut=str(reply.cut))
         self._players[seat].judged(accepted=accepted)
-        return judged
+        return verdict
 
-    def _forfeit(self, number: int, seat: SeatName, cut: Cut, complaint: Complaint, tries: int) -> Forfeited:
-        why = f"truncated ({cut})" if cut else complaint.text
+    def _forfeit(self, number: int, seat: SeatName, complaint: Complaint, tries: int) -> Forfeited:
+        why = f"truncated ({complaint.cut})" if complaint.cut else complaint.text
         reason = f"{why} (after {tries} {'try' if tries == 1 else 'tries'})"
         self.recorder.add(seat, "forfeit", reason, number)
         return Forfeited(seat, reason)
@@ -247,20 +260,24 @@ class Dealer:
 
 def _complaint_of_cut(cut: Cut) -> Complaint:
     limit = "its length limit" if cut is Cut.LENGTH else "the end of your context"
-    return Complaint(f"Your reply was cut off at {limit}. Reply again, shorter.")
+    return Complaint(f"Your reply was cut off at {limit}. Reply again, shorter.", cut)
 
 
-def _parsed(seat: SeatName, text: str, parse: Callable[[str], T]) -> T | Complaint:
+def _parsed(seat: SeatName, text: str, parse: Callable[[str], T]) -> T | Complaint | Broken:
     try:
         value = parse(text)
     except ValueError as error:
         return Complaint((str(error) or "That reply could not be read.")[:MAX_COMPLAINT])
     except Exception as error:
-        raise ScenarioError(
+        broken = ScenarioError(
             f"the parser of seat {seat!r} raised {type(error).__name__}: {error}; "
             "expected a value, or ValueError with a message for the player"
-        ) from error
+        )
+        broken.__cause__ = error
+        return Broken(broken)
     if inspect.iscoroutine(value):
         value.close()
-        raise ScenarioError(f"the parser of seat {seat!r} is an `async def`; expected a plain function (str) -> value")
+        return Broken(
+            ScenarioError(f"the parser of seat {seat!r} is an `async def`; expected a plain function (str) -> value")
+        )
     return value

@@ -47,6 +47,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Play:
+    """One playing of a scenario, apart from who plays."""
+
+    identity: Identity
+    rng_seed: int
+    params: Mapping[str, object]
+    limits: Limits
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How the episode ended: the scores that count, how many were unusable, and why it did not finish."""
 
@@ -76,63 +87,65 @@ async def play_episode(
     clock: Callable[[], float],
 ) -> Episode:
     """Play it with these players, made for this episode, one per seat (else ValueError). `clock` counts seconds, for durations only."""
+    play = Play(identity, rng_seed, params, limits, clock)
+    episode, _ = await play_with_fault(scenario, players, turns, play)
+    return episode
+
+
+async def play_with_fault(
+    scenario: Scenario, players: Mapping[SeatName, Player], turns: Turns, play: Play
+) -> tuple[Episode, Exception | None]:
+    """The episode, and what went wrong at its table, if anything did (replay tells a mismatch by it)."""
     if set(players) != set(scenario.seats):
         raise ValueError(
             f"scenario {scenario.name!r} has the seats {', '.join(scenario.seats)}; players came for {', '.join(players)}"
         )
-    started = clock()
+    started = play.clock()
     seated = {SeatName(seat): players[SeatName(seat)] for seat in scenario.seats}
-    scope = anyio.CancelScope(deadline=anyio.current_time() + limits.deadline)
+    scope = anyio.CancelScope(deadline=anyio.current_time() + play.limits.deadline)
     dealer = Dealer(
-        seated, turns, retries=scenario.retries, max_turns=limits.max_turns, clock=clock, give_up=scope.cancel
+        seated, turns, retries=scenario.retries, max_turns=play.limits.max_turns, clock=play.clock, give_up=scope.cancel
     )
-    table = Table(dealer, Random(rng_seed))
-    outcome = await _outcome(scenario, table, dealer, params, limits, scope)
-    seconds = clock() - started
+    table = Table(dealer, Random(play.rng_seed))
+    outcome = await _outcome(scenario, table, dealer, play, scope)
+    seconds = play.clock() - started
     outcome, trajectories = _collected(outcome, seated, dealer.recorder.lines)
-    scores = tuple((SeatName(seat), score) for seat, score in outcome.scores.items())
     recording = Recording(
-        run=identity.run,
-        episode=identity.episode,
+        run=play.identity.run,
+        episode=play.identity.episode,
         scenario=scenario.name,
         version=scenario.version,
-        seed=str(rng_seed),
-        params=json.dumps(_bound(scenario, params), sort_keys=True, default=repr),
+        seed=str(play.rng_seed),
+        params=json.dumps(_bound(scenario, play.params), sort_keys=True, default=repr),
         players=tuple((seat, _label(player)) for seat, player in seated.items()),
         lines=dealer.recorder.lines,
         ended=outcome.ended,
-        scores=scores,
+        scores=tuple((SeatName(seat), score) for seat, score in outcome.scores.items()),
         reason=outcome.reason,
     )
-    return Episode(
-        episode=identity.episode,
-        group=identity.group,
+    episode = Episode(
+        episode=play.identity.episode,
+        group=play.identity.group,
         ended=outcome.ended,
-        scores=scores,
+        scores=recording.scores,
         measures=tuple(table.measures.items()),
         trajectories=trajectories,
         recording=recording,
         bad_scores=outcome.bad_scores,
-        evaluation=identity.evaluation,
+        evaluation=play.identity.evaluation,
         seconds=seconds,
         scenario_seconds=max(0.0, seconds - dealer.outside),
     )
+    return episode, dealer.fault
 
 
-async def _outcome(
-    scenario: Scenario,
-    table: Table,
-    dealer: Dealer,
-    params: Mapping[str, object],
-    limits: Limits,
-    scope: anyio.CancelScope,
-) -> Outcome:
+async def _outcome(scenario: Scenario, table: Table, dealer: Dealer, play: Play, scope: anyio.CancelScope) -> Outcome:
     """Enter the scenario. Of several things that end it at once the first in this order counts: a fault, the deadline, its own end."""
     waiting_at = ""
     outcome: Outcome | None = None
     with scope:
         try:
-            outcome = await _finished(scenario, table, params)
+            outcome = await _finished(scenario, table, play.params)
         except anyio.get_cancelled_exc_class() as cancelled:
             waiting_at = place(cancelled.__traceback__)
             raise
@@ -142,7 +155,7 @@ async def _outcome(
         return _faulted(dealer.fault)
     if outcome is None or anyio.current_time() >= scope.deadline:
         at = f", at {waiting_at}" if waiting_at else ""
-        return Outcome(Ended.FAILED, {}, reason=f"timeout: not over after its {limits.deadline:g} s{at}")
+        return Outcome(Ended.FAILED, {}, reason=f"timeout: not over after its {play.limits.deadline:g} s{at}")
     return outcome
 
 

@@ -15,9 +15,9 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import TYPE_CHECKING, Any
 
+from agents.players.scripted import Script
 from scenarios.errors import ScenarioError
 from scenarios.parameters import Parameter, bind, closest, read_parameters
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, float]
 ScenarioFunction = Callable[..., Awaitable[Scores]]
-ScriptedFunction = Callable[[Sequence[str], str, Random], str]  # (heard, prompt, rng) -> reply
+ScriptedFunction = Script  # (heard, prompt, rng) -> reply
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
