@@ -47,6 +47,8 @@ def join(roster: Roster, hello: Hello, now: float) -> Roster:
         )
     if hello.role == Role.TASKSERVER and (hello.model is None or not hello.workers):
         raise MemberRefused(f"task server {hello.name!r} offers no model or no workers; give it at least one pool")
+    if hello.role != Role.TASKSERVER and (hello.model is not None or hello.workers):
+        raise MemberRefused(f"{hello.role} {hello.name!r} offers a model or workers; only a task server may")
     names = [worker.name for worker in hello.workers]
     clash = [name for name in names if roster.owner(name) is not None or names.count(name) > 1]
     if clash:
@@ -78,11 +80,14 @@ def silent(roster: Roster, since: float) -> tuple[PeerName, ...]:
     return tuple(name for name, peer in roster.peers.items() if peer.heard < since)
 
 
+def models(roster: Roster) -> tuple[str, ...]:
+    """Digests of the models that task servers hold, in order of joining."""
+    return tuple(dict.fromkeys(p.hello.model.digest for p in roster.peers.values() if p.hello.model is not None))
+
+
 def task_servers(roster: Roster, model: str) -> tuple[PeerName, ...]:
-    """Task servers that hold this model (a digest; "" takes the first model there is), in order of joining."""
-    servers = [(n, p.hello.model.digest) for n, p in roster.peers.items() if p.hello.model is not None]
-    wanted = model or (servers[0][1] if servers else "")
-    return tuple(name for name, digest in servers if digest == wanted)
+    """Task servers that hold the model with this digest, in order of joining."""
+    return tuple(n for n, p in roster.peers.items() if p.hello.model is not None and p.hello.model.digest == model)
 
 
 def violations(roster: Roster) -> list[str]:

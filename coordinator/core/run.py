@@ -5,7 +5,7 @@ sent, as (receiver, message); receivers are peers' names.
 
 Invariants (checked by `violations`): those of the parts, and
 - P1 an operation has one outcome, and its worker is asked at most once per worker life (I7);
-- P2 weights move only while the update gate admits their agent.
+- P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from coordinator.core import rounds as rnd
 from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.versions import Versions
-from tinker.protocol.operations import Attach, Published, Score
+from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Score, Scored
 from tinker.protocol.to_coordinator import Arrive, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
-from tinker.protocol.to_host import OperationDone, OperationFailed, Play
+from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
 from tinker.protocol.to_taskserver import Load, Unload, Work
 from tinker.protocol.values import (
     BASE,
@@ -40,7 +40,8 @@ Sends = list[tuple[PeerName, object]]
 
 @dataclass(slots=True)
 class Run:
-    """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to."""
+    """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to. `admitted`: what the
+    host was told. `noticed`: when it was last told (or could see) who the barrier waits for."""
 
     spec: RunSpec
     host: PeerName
@@ -49,20 +50,30 @@ class Run:
     owners: dict[WorkerName, PeerName]
     updater: WorkerName
     scorer: WorkerName | None
+    admitted: Admitted
     pending: dict[OpId, tuple[Operate, WorkerName]] = field(default_factory=dict)
     outcomes: dict[OpId, OperationDone | OperationFailed] = field(default_factory=dict)
-    gathering_since: float = 0.0
     noticed: float = 0.0
 
+    @property
+    def model(self) -> str:
+        """Digest of the base model that serves it."""
+        return self.admitted.model.digest
+
     def arrive(self, message: Arrive, now: float) -> Sends:
-        """ArrivalRefused if the agent may not be here, or comes with a version that is not its policy's."""
+        """ArrivalRefused if the agent may not be here, comes with a version that is not its policy's, or still moves its weights."""
         agent = next((each for each in self.spec.agents if each.name == message.agent), None)
-        if agent is not None:
-            current = self.versions.current.get(agent.policy)
-            if current is not None and message.version != current and message.round == self.rounds.round:
+        if agent is not None and (message.round, message.phase, message.edge) == self.rounds.at:
+            current = self.versions.current.get(
+                agent.policy, 0
+            )  # before its Attach is done an agent may wait for version 0
+            if message.version != current:
                 raise ArrivalRefused(
                     f"{message.agent} arrives with version {message.version} of {agent.policy!r}, current is {current}"
                 )
+            running = [op for op, (asked, _) in self.pending.items() if asked.agent == agent.name and _moves(asked)]
+            if running:
+                raise ArrivalRefused(f"{message.agent} arrives while its operation {running[0]} is still running")
         return self._moved(*rnd.arrive(self.rounds, message, self.versions.ready, now), now)
 
     def account(self, episode: EpisodeId, ended: Ended, now: float) -> Sends:
@@ -102,6 +113,9 @@ class Run:
         """A worker has finished an operation. A published version is loaded by every rollout worker before it counts as ready."""
         if message.op not in self.pending or self.pending[message.op][1] != message.worker:
             return []
+        wrong = _mismatch(self.pending[message.op][0], message.result)
+        if wrong:
+            return self._outcome(message.op, OperationFailed(self.spec.run, message.op, f"{message.worker} {wrong}"))
         sends: Sends = []
         if isinstance(message.result, Published):
             version, adapter = message.result.version, message.result.adapter
@@ -119,7 +133,7 @@ class Run:
         return self._outcome(message.op, OperationFailed(self.spec.run, message.op, message.reason))
 
     def loaded(self, message: Loaded, now: float) -> Sends:
-        """A rollout worker serves a version. ValueError if its digest is not the published one."""
+        """A rollout worker serves a version. ValueError if it was never published, WrongWeights if its digest is another."""
         self.versions = ver.acknowledge(self.versions, message.version, message.worker, message.digest)
         return self.settle(now)
 
@@ -154,11 +168,13 @@ class Run:
         if isinstance(message.operation, Score):
             return ""
         if isinstance(message.operation, Attach):
-            known = message.policy in self.versions.current
+            attaching = (asked for asked, _ in self.pending.values() if isinstance(asked.operation, Attach))
+            known = message.policy in self.versions.current or any(a.policy == message.policy for a in attaching)
             return f"policy {message.policy!r} is attached already" if known else ""
         order = self.rounds.order
         updating = (self.rounds.phase, self.rounds.edge) == (Phase.UPDATE, Edge.END)
-        if not updating or agent.name not in order.admitted or agent.name in order.done:
+        open_to = set(order.admitted) - order.done - set(self.rounds.held)
+        if not updating or agent.name not in open_to:
             return f"{agent.name} may not update now: the run is at {self.rounds.phase} of round {self.rounds.round}"
         return ""
 
@@ -171,7 +187,7 @@ class Run:
 
     def _moved(self, after: Rounds, effects: Iterable[Effect], now: float) -> Sends:
         if after.at != self.rounds.at:
-            self.gathering_since = self.noticed = now
+            self.noticed = now
         self.rounds = after
         sends: Sends = []
         for effect in effects:
@@ -197,7 +213,25 @@ class Run:
         found = rnd.violations(self.rounds, self.versions.ready) + ver.violations(self.versions)
         if set(self.pending) & set(self.outcomes):
             found.append("P1")
-        moving = {m.agent for m, _ in self.pending.values() if not isinstance(m.operation, Attach | Score)}
-        if moving - set(self.rounds.order.admitted):
+        moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}
+        if moving - (set(self.rounds.order.admitted) - self.rounds.order.done - set(self.rounds.held)):
             found.append("P2")
         return found
+
+
+def _moves(asked: Operate) -> bool:
+    """Whether the operation moves weights (or publishes them): then it needs the update gate."""
+    return not isinstance(asked.operation, Attach | Score)
+
+
+def _mismatch(asked: Operate, result: Result) -> str:
+    """What is wrong with this result as an answer to the operation ("": nothing)."""
+    operation = asked.operation
+    if isinstance(operation, Attach | Publish):
+        number = operation.version if isinstance(operation, Publish) else 0
+        wanted = PolicyVersion(asked.policy, number)
+        if not isinstance(result, Published) or result.version != wanted:
+            return f"answered {result}, expected was {wanted} published"
+        return ""
+    right = Scored if isinstance(operation, Score) else Measured
+    return "" if isinstance(result, right) else f"answered {result}, expected was {right.__name__}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tinker.protocol.to_coordinator import Generated, OpenTurn, SeatRequest
 from tinker.protocol.to_host import SeatResult, TurnClosed
@@ -27,11 +28,11 @@ class GateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One admitted seat: its request, the worker that has it (None: nowhere yet), failed attempts, and its result once it is in."""
+    """One admitted seat: its request, the worker that has it (None: nowhere yet), those that failed, its result once it is in."""
 
     request: SeatRequest
     worker: WorkerName | None = None
-    failures: int = 0
+    failed: tuple[WorkerName, ...] = ()
     result: SeatResult | None = None
 
 
@@ -67,6 +68,8 @@ def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
     """Admit the seats of the message. A repeated message changes nothing; GateError if the turn may not open."""
     number = message.turn.number
     if table.turn is not None and table.turn.number == number:
+        if tuple(each.request for each in table.turn.seats) != message.requests:
+            raise GateError(f"turn {number} is open with other requests; a turn's requests never change")
         return table
     if table.closed is not None and number <= table.closed.turn.number:
         if number == table.closed.turn.number:
@@ -80,6 +83,10 @@ def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
     seats = [request.seat for request in message.requests]
     if not seats or len(set(seats)) != len(seats):
         raise GateError(f"turn {number} admits {seats or 'no seat'}; each turn admits at least one seat, none twice")
+    if not 0 < message.deadline < inf:
+        raise GateError(
+            f"turn {number} has the deadline {message.deadline}; it must be a positive, finite number of seconds"
+        )
     admissions = tuple(Admission(request) for request in message.requests)
     return replace(table, turn=Turn(number, now + message.deadline, admissions))
 
@@ -100,9 +107,10 @@ def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
     asked = admission.request.policy
     if answer.version != asked:
         raise GateError(f"{answer.worker} answered {answer.seat} with {answer.version}, asked was {asked}")
-    if len(answer.ids) != len(answer.logprobs):
+    if len(answer.ids) != len(answer.logprobs) or len(answer.ids) % 4:
         raise GateError(
-            f"{answer.worker} answered {len(answer.ids) // 4} ids with {len(answer.logprobs) // 4} logprobs"
+            f"{answer.worker} answered {len(answer.ids)} bytes of ids with {len(answer.logprobs)} of logprobs; "
+            f"both need 4 for each token"
         )
     result = SeatResult(
         answer.seat, answer.worker, answer.ids, answer.logprobs, answer.finish, answer.version, answer.busy
@@ -117,10 +125,10 @@ def fail(
     admission = table.turn.admission(seat) if table.turn and table.turn.number == turn.number else None
     if admission is None or admission.result is not None or admission.worker != worker:
         return table, None
-    failures = admission.failures + 1
-    if failures < ATTEMPTS:
-        return _amend(table, seat, lambda each: replace(each, worker=None, failures=failures)), None
-    return _close(_forfeit(table, seat, f"{failures} workers failed, the last one with: {reason}"))
+    failed = (*admission.failed, worker)
+    if len(failed) < ATTEMPTS:
+        return _amend(table, seat, lambda each: replace(each, worker=None, failed=failed)), None
+    return _close(_forfeit(table, seat, f"{len(failed)} attempts failed, the last one ({worker}) with: {reason}"))
 
 
 def lose(table: Table, worker: WorkerName) -> Table:

@@ -16,6 +16,10 @@ from tinker.protocol.values import BASE, BlobRef, PolicyName, PolicyVersion, Wor
 KEPT = 2  # versions of a policy that stay loaded: the current one and the one before
 
 
+class WrongWeights(Exception):
+    """A worker acknowledged other weights than those published; the message names both digests. Nothing has changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """`workers`: rollout workers in service. `served`: which of them acknowledged a version."""
@@ -52,13 +56,12 @@ def publish(versions: Versions, version: PolicyVersion, adapter: BlobRef) -> Ver
 
 
 def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, digest: str) -> Versions:
-    """The worker serves the version from now on; ValueError if its digest is another, or nobody published it."""
+    """The worker serves the version from now on. ValueError if nobody published it, WrongWeights if its digest is another."""
     adapter = versions.adapters.get(version)
-    if adapter is None or adapter.digest != digest:
-        raise ValueError(
-            f"worker {worker} acknowledged {version} with digest {digest[:12]}, published is "
-            f"{adapter.digest[:12] if adapter else 'nothing'}"
-        )
+    if adapter is None:
+        raise ValueError(f"worker {worker} acknowledged {version}, which was never published")
+    if adapter.digest != digest:
+        raise WrongWeights(f"it loaded {version} with digest {digest[:12]}, published is {adapter.digest[:12]}")
     if worker not in versions.workers:
         return versions
     return replace(versions, served={**versions.served, version: versions.serving(version) | {worker}})

@@ -1,0 +1,173 @@
+"""The turns of every running episode: their tables, where each request is, and how many requests each worker has in flight.
+
+Invariants (checked by `violations`): those of each table, and
+- U1 `in_flight` counts exactly the requests that are placed at a worker and not answered yet;
+- U2 no table outlives its episode.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.core import tables as gate
+from coordinator.core.routing import choose
+from coordinator.core.run import Run, Sends
+from coordinator.core.tables import Admission, GateError, Table
+from tinker.protocol.to_coordinator import Generated, GenerateFailed, OpenTurn
+from tinker.protocol.to_host import TurnClosed, TurnRefused
+from tinker.protocol.to_taskserver import Cancel, Forget, Generate
+from tinker.protocol.values import EpisodeId, RunId, WorkerName
+
+Key = tuple[RunId, EpisodeId]
+
+
+@dataclass(slots=True)
+class Turns:
+    """Mutates itself but is otherwise pure. `counts`: totals and refusals by name (the coordinator's own)."""
+
+    counts: Counter[str]
+    tables: dict[Key, Table] = field(default_factory=dict)
+    in_flight: Counter[WorkerName] = field(default_factory=Counter)
+
+    def open(self, run: Run, message: OpenTurn, now: float) -> Sends:
+        """Admit the seats and send their requests; a repeated message gets the stored answer; else `TurnRefused`."""
+        episode = message.turn.episode
+        key = (run.spec.run, episode)
+        table = self.tables.get(key) or Table(run.spec.run, episode)
+        refusal = next(filter(None, (run.admits(episode, each.policy) for each in message.requests)), "")
+        try:
+            after = table if refusal else gate.open_turn(table, message, now)
+        except GateError as error:
+            refusal = str(error)
+        if refusal:
+            self.counts["refused OpenTurn"] += 1
+            return [(run.host, TurnRefused(message.turn, refusal))]
+        if after is table:  # a repeated message: the stored answer, if the turn has closed
+            self.counts["repeated OpenTurn"] += 1
+            stored = table.closed
+            return [(run.host, stored)] if stored is not None and stored.turn == message.turn else []
+        self.tables[key] = after
+        self.counts["turns"] += 1
+        return self._place(run, key, now)
+
+    def acted(self, run: Run, answer: Generated, now: float) -> Sends:
+        """A worker's answer. One that nobody waits for changes nothing; a wrong one counts as a failure of its worker."""
+        key = (run.spec.run, answer.turn.episode)
+        table = self.tables.get(key)
+        try:
+            if table is None:
+                raise GateError(f"episode {answer.turn.episode} is over")
+            after, closed = gate.act(table, answer)
+        except GateError as error:
+            self.counts["refused answers"] += 1
+            return self.failed(run, GenerateFailed(answer.turn, answer.seat, answer.worker, str(error)), now)
+        self._answered(answer.worker)
+        return self._store(run, key, after, closed)
+
+    def failed(self, run: Run, message: GenerateFailed, now: float) -> Sends:
+        """A worker could not answer: another one is asked, or the seat forfeits."""
+        key = (run.spec.run, message.turn.episode)
+        table = self.tables.get(key)
+        if table is None:
+            return []
+        after, closed = gate.fail(table, message.turn, message.seat, message.worker, message.reason)
+        if after is table:
+            return []
+        self.counts["failed requests"] += 1
+        self._answered(message.worker)
+        return self._store(run, key, after, closed) + self._place(run, key, now)
+
+    def clear(self, run: Run, episode: EpisodeId) -> Sends:
+        """The episode is over: nobody waits for its requests, its caches may go."""
+        table = self.tables.pop((run.spec.run, episode), None)
+        if table is None:
+            return []
+        sends: Sends = []
+        if table.turn is not None:
+            for admission in table.turn.waiting:
+                sends += self._cancel(run, table, table.turn.number, admission)
+        holders = {run.owners[worker] for worker in table.sticky.values() if worker in run.owners}
+        return sends + [(owner, Forget(table.run, table.episode)) for owner in sorted(holders)]
+
+    def clear_run(self, run: Run) -> Sends:
+        return [send for key in self._of(run) for send in self.clear(run, key[1])]
+
+    def withdraw(self, run: Run, worker: WorkerName) -> Sends:
+        """The worker serves this run no longer: what it held is nowhere again (call `route` afterwards)."""
+        sends: Sends = []
+        for key in self._of(run):
+            table = self.tables[key]
+            for admission in table.turn.waiting if table.turn else ():
+                if admission.worker == worker and table.turn is not None:
+                    sends += self._cancel(run, table, table.turn.number, admission)
+            self.tables[key] = gate.lose(table, worker)
+        return sends
+
+    def route(self, run: Run, now: float) -> Sends:
+        """Send every request of the run that is nowhere to a worker that serves its version."""
+        return [send for key in self._of(run) for send in self._place(run, key, now)]
+
+    def expire(self, runs: Mapping[RunId, Run], now: float) -> Sends:
+        """Close the turns whose deadline has passed."""
+        sends: Sends = []
+        for key, table in tuple(self.tables.items()):
+            after, closed, given_up = gate.expire(table, now)
+            if closed is None:
+                continue
+            self.counts["turns past their deadline"] += 1
+            for admission in given_up:
+                sends += self._cancel(runs[key[0]], table, closed.turn.number, admission)
+            sends += self._store(runs[key[0]], key, after, closed)
+        return sends
+
+    def _place(self, run: Run, key: Key, now: float) -> Sends:
+        table = self.tables[key]
+        sends: Sends = []
+        for admission in table.turn.waiting if table.turn else ():
+            request = admission.request
+            if admission.worker is not None or table.turn is None:
+                continue
+            serving = run.versions.serving(request.policy)
+            fresh = serving - set(admission.failed)
+            worker = choose(fresh or serving, table.sticky.get(request.seat), self.in_flight)
+            if worker is None:
+                continue
+            self.in_flight[worker] += 1
+            turn, left = table.id(table.turn.number), table.turn.deadline - now
+            table = gate.place(table, request.seat, worker)
+            generate = Generate(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)
+            sends.append((run.owners[worker], generate))
+        self.tables[key] = table
+        return sends
+
+    def _of(self, run: Run) -> list[Key]:
+        return [key for key in self.tables if key[0] == run.spec.run]
+
+    def _store(self, run: Run, key: Key, table: Table, closed: TurnClosed | None) -> Sends:
+        self.tables[key] = table
+        return [(run.host, closed)] if closed is not None else []
+
+    def _answered(self, worker: WorkerName) -> None:
+        self.in_flight[worker] -= 1
+
+    def _cancel(self, run: Run, table: Table, number: int, admission: Admission) -> Sends:
+        """Tell the worker, if there is one and it still serves the run, that nobody waits for this answer."""
+        if admission.worker is None:
+            return []
+        self._answered(admission.worker)
+        owner = run.owners.get(admission.worker)
+        cancel = Cancel(table.id(number), admission.request.seat, admission.worker)
+        return [(owner, cancel)] if owner is not None else []
+
+    def violations(self, runs: Mapping[RunId, Run]) -> list[str]:
+        found = []
+        for (run_id, episode), table in self.tables.items():
+            found += gate.violations(table)
+            if run_id not in runs or episode not in runs[run_id].rounds.unaccounted:
+                found.append("U2 a table outlives its episode")
+        held = Counter(a.worker for t in self.tables.values() if t.turn for a in t.turn.waiting if a.worker)
+        if {worker: n for worker, n in self.in_flight.items() if n} != dict(held):
+            found.append("U1 requests in flight are miscounted")
+        return found
