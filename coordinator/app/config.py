@@ -76,7 +76,6 @@ class RunConfig(BaseModel):
     model: str = "demo"
     engine: Literal["torch", "scripted"] = "torch"
     threads: Annotated[int, Field(ge=0)] = 0
-    deterministic: bool = False
     learning: Learning = Learning()
     agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
     params: Mapping[str, Any] = Field(default_factory=dict)

@@ -1,17 +1,199 @@
-"""What the metrics rows of a run say when read together: changes, counts, time per phase, and warnings."""
+"""What the metrics rows of a run say when read together: changes, counts, time per phase, and warnings.
+
+Every key of a row may be missing or null. `seconds/*` belong to the round as a whole and are the same in each of its rows; everything
+else belongs to the row's agent. Averages leave out the rounds that have no number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from statistics import fmean
 
 from coordinator.app.progress import Change, Row
 
+FIRST, LAST = 5, 10  # training rounds averaged before and after
+COUNTED = ("forfeits", "retries", "cut", "failed", "groups_without_signal")
+PHASES = ("rollout", "update", "evaluate")
+SILENT_ROUNDS = 3  # so many rounds in a row without any signal are worth a warning
+NO_ENTROPY = 0.02  # nats per token
+LARGE_GAP = 0.1  # nats: how far sampler and trainer may differ about one token
+
+
+def number(row: Row, key: str) -> float | None:
+    """The row's finite number under this key; None if there is none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+
+
+def mean(rows: Iterable[Row], key: str) -> float | None:
+    """The average of the numbers that are there; None if there are none."""
+    found = [value for row in rows if (value := number(row, key)) is not None]
+    return fmean(found) if found else None
+
+
+def total(rows: Iterable[Row], key: str) -> float:
+    return sum(number(row, key) or 0.0 for row in rows)
+
+
+def round_of(row: Row) -> int:
+    return int(number(row, "round") or 0)
+
+
+def agents(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The agents in the order in which they come."""
+    return tuple(dict.fromkeys(str(row["agent"]) for row in rows if row.get("agent") is not None))
+
+
+def trained(rows: Iterable[Row], agent: str | None = None) -> list[Row]:
+    """The rows of training rounds (of this agent), by round."""
+    found = [row for row in rows if not evaluated(row) and (agent is None or row.get("agent") == agent)]
+    return sorted(found, key=round_of)
+
+
+def evaluated(row: Row) -> bool:
+    return row.get("phase") == "evaluate" or "evaluation" in row
+
+
+def evaluation_of(row: Row) -> tuple[str, str]:
+    """Name and mode (sampled or greedy)."""
+    return str(row.get("evaluation") or "evaluation"), str(row.get("mode") or "")
+
+
+def value_of(row: Row) -> float | None:
+    """What an evaluation measured: its headline value, else the reward."""
+    value = number(row, "value")
+    return value if value is not None else number(row, "reward_mean")
+
 
 def changes(rows: Sequence[Row], headline: str = "") -> tuple[Change, ...]:
-    """Before and after: first 5 against last 10 training rounds, first against last of each evaluation."""
-    return ()
+    """Before and after: first 5 against last 10 training rounds, first against last round of each evaluation.
+
+    Fewer than 15 rounds: the windows shrink so that none overlap. What is the same for every agent is one line.
+    """
+    found = [_training_change(f"reward of {agent}", trained(rows, agent), "reward_mean") for agent in agents(rows)]
+    if headline:
+        found += _per_agent(
+            headline, rows, lambda name, each: _training_change(name, trained(each), f"measure/{headline}")
+        )
+    kinds = dict.fromkeys(evaluation_of(row) for row in rows if evaluated(row))
+    for kind in kinds:
+        here = [row for row in rows if evaluated(row) and evaluation_of(row) == kind]
+        found += _per_agent(", ".join(filter(None, kind)), here, _evaluation_change)
+    return tuple(each for each in found if each is not None and (each.before, each.after) != (None, None))
 
 
-def warnings(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the user should know before trusting the run, each in a sentence."""
-    return ()
+def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+    """How often what was dropped, masked, refused or failed: reason -> agent -> times. Reasons without any are left out."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for key in row:
+            if key in COUNTED or key.startswith("count/"):
+                reason = key.removeprefix("count/").replace("_", " ") + (" (evaluation)" if evaluated(row) else "")
+                times = found.setdefault(reason, {})
+                agent = str(row.get("agent", ""))
+                times[agent] = times.get(agent, 0) + int(number(row, key) or 0)
+    return {reason: times for reason, times in found.items() if any(times.values())}
+
+
+def seconds(rows: Iterable[Row]) -> dict[str, float]:
+    """Seconds of the whole run per part (rollout, update, evaluate, engine, scenario, coordination, ...)."""
+    per_round: dict[tuple[int, bool], dict[str, float]] = {}
+    for row in rows:
+        here = per_round.setdefault((round_of(row), evaluated(row)), {})
+        for key in row:
+            if key.startswith("seconds/"):
+                part = key.removeprefix("seconds/")
+                here[part] = max(here.get(part, 0.0), number(row, key) or 0.0)
+    parts = dict.fromkeys(part for here in per_round.values() for part in here)
+    return {part: sum(here.get(part, 0.0) for here in per_round.values()) for part in parts}
+
+
+def coordination_share(spent: Mapping[str, float]) -> float | None:
+    """Which part of the phases' time was coordination; None without both numbers."""
+    whole = sum(spent.get(phase, 0.0) for phase in PHASES)
+    return spent["coordination"] / whole if whole and "coordination" in spent else None
+
+
+def warnings(rows: Sequence[Row], groups: int = 0) -> tuple[str, ...]:
+    """What the user should know before trusting the run, each in a sentence. `groups`: per round (0: not known)."""
+    found = [text for agent in agents(rows) for text in _warnings(agent, trained(rows, agent), groups)]
+    return tuple(found)
+
+
+def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
+    sequences = total(rows, "rows") or total(rows, "episodes")
+    if sequences and (share := total(rows, "cut") / sequences) > 0.01:
+        yield f"{agent}: {share:.0%} of the answers were cut off by a limit; raise max_tokens or ask for shorter answers"
+    episodes = total(rows, "episodes")
+    if episodes and (share := total(rows, "failed") / episodes) > 0.01:
+        yield f"{agent}: {share:.0%} of the episodes failed; their tracebacks are in the recordings"
+    if episodes and (share := total(rows[-LAST:], "forfeits") / (total(rows[-LAST:], "episodes") or 1)) > 0.1:
+        yield f"{agent}: {share:.2g} forfeits per episode in the last rounds; its answers often do not parse"
+    entropy = mean(rows[-FIRST:], "entropy")
+    if entropy is not None and entropy < NO_ENTROPY:
+        yield f"{agent}: entropy is {entropy:.3f} nats per token in the last rounds; it has all but stopped exploring"
+    if silent := _longest(rows, groups):
+        yield (
+            f"{agent}: every group had equal rewards in rounds {round_of(silent[0])}-{round_of(silent[-1])}; "
+            "nothing was learned there (larger groups, or a scenario whose scores differ)"
+        )
+    gap = max((number(row, "logprob_gap_max") or 0.0 for row in rows), default=0.0)
+    if gap > LARGE_GAP:
+        yield f"{agent}: sampler and trainer differ by up to {gap:.2g} nats about a token; they should agree"
+    broken = [row for row in rows if row.get("grad_norm", 0.0) is None or _no_number(row.get("grad_norm"))]
+    if broken:
+        yield f"{agent}: the gradient was not finite in {len(broken)} rounds (first: {round_of(broken[0])})"
+
+
+def _no_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _longest(rows: Sequence[Row], groups: int) -> list[Row]:
+    """The longest stretch of rounds in which no group had a signal; empty if it is short."""
+    longest: list[Row] = []
+    here: list[Row] = []
+    for row in rows:
+        without, of = number(row, "groups_without_signal"), number(row, "groups") or groups
+        equal = without is not None and (without >= of if of else number(row, "reward_std") == 0.0)
+        here = [*here, row] if equal and without else []
+        longest = here if len(here) > len(longest) else longest
+    return longest if len(longest) >= SILENT_ROUNDS else []
+
+
+def _per_agent(
+    name: str, rows: Sequence[Row], change: Callable[[str, Sequence[Row]], Change | None]
+) -> list[Change | None]:
+    """One line per agent, or one in all if the agents do not differ."""
+    here = agents(rows)
+    found = [change(name, [row for row in rows if row.get("agent") == agent]) for agent in here] or [change(name, rows)]
+    if len({(each.before, each.after) if each else None for each in found}) == 1:
+        return found[:1]
+    return [
+        each and Change(f"{name}, {agent}", each.before, each.after, each.rounds_before, each.rounds_after)
+        for agent, each in zip(here, found, strict=True)
+    ]
+
+
+def _training_change(what: str, rows: Sequence[Row], key: str) -> Change | None:
+    having = [row for row in rows if number(row, key) is not None]
+    first = min(FIRST, max(1, len(having) // 2))
+    before, after = having[:first], having[first:][-LAST:] or having[:1]
+    if not having:
+        return None
+    return Change(what, mean(before, key), mean(after, key), _rounds(before), _rounds(after))
+
+
+def _evaluation_change(what: str, rows: Sequence[Row]) -> Change | None:
+    having = sorted((row for row in rows if value_of(row) is not None), key=round_of)
+    if not having:
+        return None
+    before, after = having[0], having[-1]
+    return Change(what, value_of(before), value_of(after), _rounds([before]), _rounds([after]))
+
+
+def _rounds(rows: Sequence[Row]) -> str:
+    first, last = round_of(rows[0]), round_of(rows[-1])
+    return str(first) if first == last else f"{first}-{last}"

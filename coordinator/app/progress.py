@@ -32,7 +32,8 @@ class AgentFacts:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What is known before the first round. `about`: the first line of the scenario's docstring; `episodes`: per round;
-    `headline`: the measure that says how well it goes ("": none); `command`: the command line that started the run."""
+    `headline`: the measure that says how well it goes ("": none); `command`: the command line that started the run; `groups`: per
+    round (0: not known)."""
 
     scenario: str
     about: str
@@ -44,15 +45,18 @@ class RunFacts:
     seed: int
     headline: str = ""
     command: str = ""
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the table before/after. None: there was no number."""
+    """One line of the table before/after: a number, and the rounds it was taken from. None: there was no number."""
 
     what: str
     before: float | None
     after: float | None
+    rounds_before: str = ""
+    rounds_after: str = ""
 
 
 @dataclass(frozen=True, slots=True)

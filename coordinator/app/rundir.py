@@ -116,7 +116,10 @@ class RunDirectory:
                     )
             else:
                 _write_directory(target, files)
-            newest = max(each for each in home.iterdir() if re.fullmatch(r"v\d{6,}", each.name))
+            newest = max(
+                (each for each in home.iterdir() if re.fullmatch(r"v\d{6,}", each.name)),
+                key=lambda each: int(each.name[1:]),
+            )
             _point(home / "final", newest)
         return target
 

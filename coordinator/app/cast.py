@@ -1,0 +1,120 @@
+"""Who plays what: agents, their seats, their policies, from a scenario and a configuration. Everything wrong is said at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.app.config import ConfigError, Learning, RunConfig
+from scenarios import Scenario, ScenarioError
+from scenarios.host import Cast, held_out
+from tinker.protocol.seeds import derive
+from tinker.protocol.to_coordinator import AgentSpec, RunSpec
+from tinker.protocol.values import AgentName, LoraSpec, ModelCard, PolicyName, RunId, SeatName
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One agent of a run: its seats, its policy (named after run and agent, so that runs never share one), and how it learns."""
+
+    name: AgentName
+    seats: tuple[SeatName, ...]
+    policy: PolicyName
+    learning: Learning
+
+    @property
+    def frozen(self) -> bool:
+        return self.learning.every == 0
+
+    def lora(self, seed: int) -> LoraSpec:
+        learning = self.learning
+        return LoraSpec(learning.rank, learning.alpha, learning.targets, derive(seed, "lora", self.name) % 2**31)
+
+
+def roles(run: RunId, scenario: Scenario, config: RunConfig) -> tuple[Role, ...]:
+    """The agents in the order of their first seat. ConfigError names unknown agents or seats, and seats nobody or two agents play."""
+    problems = []
+    seats_of: dict[str, tuple[str, ...]] = {}
+    for name, agent in config.agents.items():
+        if not agent.seats and name not in scenario.seats:
+            problems.append(
+                f"agents.{name}: no seat has this name; the seats are {', '.join(scenario.seats)} (or give seats = [...])"
+            )
+        seats_of[name] = agent.seats or (name,)
+        problems += [
+            f"agents.{name}.seats: unknown seat {seat!r}; the seats are {', '.join(scenario.seats)}"
+            for seat in agent.seats
+            if seat not in scenario.seats
+        ]
+    taken = [seat for seats in seats_of.values() for seat in seats]
+    for seat in scenario.seats:
+        if seat not in taken:
+            seats_of[seat] = (seat,)
+        elif taken.count(seat) > 1:
+            problems.append(f"seat {seat!r} is played by two agents; each seat belongs to one")
+    if isinstance(config.update_order, tuple):
+        ordered = [agent for group in config.update_order for agent in group]
+        problems += [
+            f"update_order: unknown agent {each!r}; the agents are {', '.join(seats_of)}"
+            for each in ordered
+            if each not in seats_of
+        ]
+    try:
+        scenario.bind(config.params)
+    except ScenarioError as error:
+        problems.append(f"params: {error}")
+    if problems:
+        raise ConfigError("the configuration does not fit the scenario:\n  " + "\n  ".join(problems))
+    found = [
+        Role(
+            AgentName(name),
+            tuple(SeatName(seat) for seat in seats),
+            PolicyName(f"{run}/{name}"),
+            config.learning_of(name),
+        )
+        for name, seats in seats_of.items()
+    ]
+    return tuple(sorted(found, key=lambda role: min(scenario.seats.index(seat) for seat in role.seats)))
+
+
+def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Role, ...], model: str) -> RunSpec:
+    """What the coordinator is told about the run."""
+    order: tuple[tuple[AgentName, ...], ...]
+    if config.update_order == "together":
+        order = ()
+    elif config.update_order == "in_turn":
+        order = tuple((role.name,) for role in agents)
+    else:
+        order = tuple(tuple(AgentName(agent) for agent in group) for group in config.update_order)
+    return RunSpec(
+        run=run,
+        scenario=scenario.name,
+        agents=tuple(AgentSpec(role.name, role.policy, role.learning.every) for role in agents),
+        rounds=config.rounds,
+        groups=config.groups,
+        group_size=config.group_size,
+        evaluations=len(held_out(scenario)),
+        evaluate_every=config.evaluate_every,
+        update_order=order,
+        model=model,
+        turn_deadline=config.turn_deadline,
+    )
+
+
+def casting(agents: tuple[Role, ...]) -> dict[SeatName, Cast]:
+    """Which agent sits on each seat."""
+    return {
+        seat: Cast(role.name, role.policy, role.learning.max_tokens, role.learning.temperature)
+        for role in agents
+        for seat in role.seats
+    }
+
+
+def check_targets(agents: tuple[Role, ...], model: ModelCard) -> None:
+    """ConfigError if an adapter names layers that the model does not have."""
+    for role in agents:
+        unknown = sorted(set(role.learning.targets) - set(model.lora_targets))
+        if model.lora_targets and unknown:
+            raise ConfigError(
+                f"agent {role.name}: learning.targets names {', '.join(unknown)}; "
+                f"{model.name} has {', '.join(model.lora_targets)}"
+            )

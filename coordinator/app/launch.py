@@ -1,0 +1,98 @@
+"""Start the daemons of a local run as processes of this machine, watch them, and never leave one behind.
+
+Children run in sessions of their own (a Ctrl-C in the terminal reaches only us, and we drain), say on stdout when they are ready, log to
+files, and leave by themselves if we are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+READY = 180.0  # seconds a child may take until it is ready (a large model loads slowly)
+GRACE = 10.0
+
+
+class ProcessDied(Exception):
+    """A child ended although nobody told it to; the message has its name, exit code or signal, and the last lines of its log."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One daemon process."""
+
+    name: str
+    process: Process
+    log: Path
+
+    @classmethod
+    async def start(cls, name: str, arguments: Sequence[str], log: Path) -> Child:
+        """Start `opentinker ARGUMENTS` with this interpreter."""
+        command = [sys.executable, "-m", "coordinator.cli.main", *arguments, "--parent", str(os.getpid())]
+        environment = {
+            **os.environ,
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(_root()), os.environ.get("PYTHONPATH", "")))),
+        }
+        with log.open("ab") as file:
+            process = await anyio.open_process(
+                command, stdin=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
+            )
+        return cls(name, process, log)
+
+    async def ready(self) -> str:
+        """Wait until the child says where it is. ProcessDied if it ends before, or takes too long."""
+        assert self.process.stdout is not None
+        said = b""
+        with anyio.move_on_after(READY):
+            try:
+                while b"\n" not in said:
+                    said += await self.process.stdout.receive()
+                address: str = json.loads(said.partition(b"\n")[0])["ready"]
+                return address
+            except anyio.EndOfStream:
+                await self.process.wait()
+                raise ProcessDied(self.story()) from None
+        await self.stop()
+        raise ProcessDied(f"{self.name} was not ready after {READY:.0f} s; its log is {self.log}")
+
+    async def died(self) -> str:
+        """Wait until the child has ended; returns how."""
+        await self.process.wait()
+        return self.story()
+
+    async def stop(self, grace: float = GRACE) -> None:
+        """SIGTERM, then SIGKILL after the grace time. Returns when the process is gone."""
+        with anyio.CancelScope(shield=True):
+            if self.process.returncode is None:
+                self.process.terminate()
+                with anyio.move_on_after(grace):
+                    await self.process.wait()
+            if self.process.returncode is None:
+                self.process.kill()
+                await self.process.wait()
+            await self.process.aclose()
+
+    def kill(self) -> None:
+        """SIGKILL at once."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    def story(self) -> str:
+        code = self.process.returncode
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-8:]
+        return f"the {self.name} process {how}; the end of its log ({self.log}):\n  " + "\n  ".join(lines)
+
+
+def _root() -> Path:
+    """Where our packages lie: children import these and no others, whatever else is installed."""
+    return Path(__file__).resolve().parents[2]

@@ -1,0 +1,177 @@
+"""What runs inside the two daemon processes: `coordinator` and `taskserver`.
+
+Each prints one JSON line with its address on stdout when it is ready, logs to stderr, stops on SIGTERM or SIGINT (a second one ends it at
+once), and leaves when the process that started it is gone (`parent`), so that nothing is ever left behind.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import structlog
+from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
+
+from coordinator.app.daemon import Daemon
+from coordinator.core.coordinator import Coordinator
+from tinker.engines.engine import Engine
+from tinker.protocol.values import PeerName
+from tinker.runtime.clock import MonotonicClock
+from tinker.runtime.transport import ZmqTransport
+from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
+from tinker.tokens import Tokenizer
+
+PARENT_POLL = 0.5  # seconds between looks whether our parent still lives
+LOOPBACK = "tcp://127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    bind: str
+    name: str
+    parent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskServerSettings:
+    """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `spool`: where bundles lie."""
+
+    coordinator: str
+    name: str
+    model: Path
+    engine: str = "torch"
+    threads: int = 0
+    spool: Path | None = None
+    parent: int = 0
+
+
+class UnsafeAddress(Exception):
+    """The address would accept strangers."""
+
+
+def check_loopback(address: str) -> None:
+    """UnsafeAddress unless only this machine can connect: there are no keys yet, so anybody who connects is trusted."""
+    parts = urlsplit(address)
+    if parts.scheme in ("ipc", "inproc"):
+        return
+    host = parts.hostname or ""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise UnsafeAddress(
+            f"refusing to listen on {address}: this version has no keys, so only loopback addresses are allowed; "
+            "bind tcp://127.0.0.1:PORT and reach it through an SSH tunnel"
+        )
+
+
+async def run_coordinator(settings: CoordinatorSettings) -> None:
+    """Serve until told to stop. UnsafeAddress or AddressInUse before anything is done."""
+    check_loopback(settings.bind)
+    clock = MonotonicClock()
+    listener = ZmqTransport().listen(settings.bind)
+    daemon = Daemon(Coordinator(PeerName(settings.name)), listener, clock)
+    _ready(listener.address)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
+        await daemon.serve()
+        tasks.cancel_scope.cancel()
+
+
+async def run_taskserver(settings: TaskServerSettings) -> None:
+    """Load the model, join the coordinator, serve until told to stop."""
+    tokenizer = Tokenizer.from_dir(settings.model)
+    spool = settings.spool or Path(tempfile.mkdtemp(prefix="opentinker-spool-"))
+    transport = ZmqTransport()
+    try:
+        async with make_engine(settings, tokenizer) as engine:
+            data_listener = transport.listen(LOOPBACK)
+            store = BundleStore(spool, endpoint=data_listener.address)
+            connection = transport.connect(settings.coordinator)
+            server = TaskServer(
+                PeerName(settings.name),
+                engine,
+                tokenizer.bundle(),
+                connection,
+                store,
+                BulkServer(store, data_listener),
+                BulkClient(transport.connect),
+                MonotonicClock(),
+                os.getpid(),
+                DEFAULT_POOLS,
+                on_joined=_once(lambda: _ready(settings.coordinator)),
+            )
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, name="signals")
+                await server.serve()
+            await server.leave("it was told to stop")
+    finally:
+        if settings.spool is None:
+            shutil.rmtree(spool, ignore_errors=True)
+
+
+def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
+    """The engine by name. Importing torch happens here and nowhere earlier."""
+    if settings.engine == "scripted":
+        from tinker.engines.scripted import ScriptedEngine
+
+        return ScriptedEngine.for_tokenizer(tokenizer, settings.model)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it once, when torch is imported
+    from tinker.engines.torch import TorchEngine
+
+    return TorchEngine(str(settings.model), threads=settings.threads or os.cpu_count() or 1)
+
+
+async def _until_told(parent: int, stop: Callable[[], None]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_parent, parent, stop, name="watch parent")
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            told = 0
+            async for number in signals:
+                told += 1
+                if told > 1:
+                    os._exit(128 + number)
+                stop()
+
+
+async def _watch_parent(parent: int, stop: Callable[[], None]) -> None:
+    while parent and os.getppid() == parent:  # noqa: ASYNC110 (nobody tells us)
+        await anyio.sleep(PARENT_POLL)
+    if parent:
+        structlog.get_logger().warning("parent is gone, leaving", parent=parent)
+        stop()
+
+
+def _ready(address: str) -> None:
+    print(json.dumps({"ready": address}), flush=True)
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    calls = [call]
+    return lambda: calls.pop()() if calls else None
+
+
+def log_to_stderr() -> None:
+    """One line per event, with its key=value pairs."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,313 @@
+"""The run loop of a learner host: barrier by barrier, it plays, learns and evaluates, and keeps everything the run leaves behind.
+
+It decides nothing about order: it arrives where its agents must, and goes on when the coordinator opens. The numbers of a learner live
+here, weights never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+from agents.learner import Batch, Learner
+
+from coordinator.app import metrics
+from coordinator.app.cast import Role
+from coordinator.app.config import RunConfig
+from coordinator.app.metrics import Clocked, Trained
+from coordinator.app.progress import Progress
+from coordinator.app.rundir import Exit, RunDirectory
+from coordinator.core.order import due
+from coordinator.core.rounds import phases
+from scenarios import write_recordings
+from scenarios.host import Host, Production, held_out
+from tinker.client import Client, OperationError
+from tinker.engines.engine import Files
+from tinker.protocol.batches import FILE, Row, encode_rows
+from tinker.protocol.episodes import Episode
+from tinker.protocol.operations import (
+    Attach,
+    ForwardBackward,
+    Measured,
+    Operation,
+    OptimStep,
+    Publish,
+    Published,
+    Result,
+)
+from tinker.protocol.to_coordinator import Arrive, Operate, RunSpec
+from tinker.protocol.to_host import CoordinatorLoad, Opened
+from tinker.protocol.values import (
+    AdamSpec,
+    AgentName,
+    BlobRef,
+    Edge,
+    Ended,
+    LossSpec,
+    OpId,
+    Phase,
+    PolicyName,
+)
+from tinker.runtime.clock import Clock
+
+
+class Bundles(Protocol):
+    """The data plane as the learner needs it."""
+
+    async def put(self, name: str, files: Files) -> BlobRef: ...
+
+    async def get(self, ref: BlobRef) -> Files: ...
+
+    def drop(self, ref: BlobRef) -> None: ...
+
+
+class Stopped(Exception):
+    """The run ends before its last round; `exit` says why."""
+
+    def __init__(self, exit: Exit) -> None:
+        super().__init__(exit.detail)
+        self.exit = exit
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent while it learns. `version`: the newest published one. `steps`: optimizer steps so far."""
+
+    role: Role
+    learner: Learner
+    version: int = 0
+    steps: int = 0
+    operations: int = 0
+
+
+@dataclass(slots=True)
+class Training:
+    """One run of one learner host. `run` plays it to its end; `stop` asks it to end early, keeping everything finished."""
+
+    client: Client
+    spec: RunSpec
+    config: RunConfig
+    production: Production
+    agents: tuple[Agent, ...]
+    bundles: Bundles
+    directory: RunDirectory
+    progress: Progress
+    clock: Clock
+    load: CoordinatorLoad | None = None
+    rows: list[metrics.Row] = field(default_factory=list)
+    samples: list[Episode] = field(default_factory=list)
+    _host: Host | None = None
+    _stopping: str = ""
+    _engine_seen: float = 0.0
+    _clocked: Clocked = field(default_factory=Clocked)
+    _episodes: list[Episode] = field(default_factory=list)
+
+    def stop(self, reason: str) -> None:
+        """Open no more turns; end after what is in hand."""
+        self._stopping = reason
+        if self._host is not None:
+            self._host.stop(reason)
+
+    async def run(self) -> Exit:
+        """Play every round. ClientError if the coordinator is lost or ends the run; Stopped never leaves."""
+        self._host = Host(self.client, self.production, self.clock.now)
+        if self._stopping:
+            self._host.stop(self._stopping)
+        try:
+            await self._attach()
+            for round in range(self.spec.rounds + 1):
+                for phase in phases(self.spec, round):
+                    await self._phase(round, phase)
+        except Stopped as stopped:
+            return stopped.exit
+        return Exit("finished", 0, f"all {self.spec.rounds} rounds were played")
+
+    async def _phase(self, round: int, phase: Phase) -> None:
+        self._check_stop()
+        if phase == Phase.ROLLOUT:
+            self._clocked = Clocked()
+            self._episodes = await self._play(round, phase, self.spec.groups * self.spec.group_size)
+        elif phase == Phase.UPDATE:
+            await self._update(round, self._episodes)
+        else:
+            self._clocked = Clocked()
+            await self._evaluate(round)
+
+    # --- rollout and evaluation ---
+
+    async def _play(self, round: int, phase: Phase, total: int) -> list[Episode]:
+        assert self._host is not None
+        await self._pass(round, phase, Edge.START)
+        began = self.clock.now()
+        done = 0
+
+        def count(_: Episode) -> None:
+            nonlocal done
+            done += 1
+            self.progress.playing(done, total)
+
+        self.progress.playing(0, total)
+        episodes = await self._host.play(total, self._versions(), count)
+        path = self.directory.recordings_path(phase, round)
+        write_recordings(path, [episode.recording for episode in episodes])
+        self._check_stop()
+        await self._opened(round, phase, Edge.END)
+        self._clocked.phases[phase] = self.clock.now() - began
+        self._check_failures(episodes)
+        return episodes
+
+    async def _evaluate(self, round: int) -> None:
+        episodes = await self._play(round, Phase.EVALUATE, len(held_out(self.production.scenario)))
+        playing = [(agent.role, agent.version) for agent in self.agents]
+        rows = metrics.evaluation_rows(round, episodes, self.production.scenario, playing, self._clocked)
+        self._keep(rows)
+
+    def _check_failures(self, episodes: Sequence[Episode]) -> None:
+        failed = [episode for episode in episodes if episode.ended == Ended.FAILED]
+        for episode in failed[:1]:
+            last = episode.recording.reason.strip().splitlines()[-1]
+            self.progress.note(f"{len(failed)} of {len(episodes)} episodes failed; {episode.episode}: {last}")
+        if len(failed) > self.config.max_failed_episodes * len(episodes):
+            raise Stopped(
+                Exit(
+                    "too many failed episodes",
+                    1,
+                    f"{len(failed)} of {len(episodes)} episodes failed, allowed are {self.config.max_failed_episodes:.0%} "
+                    f"(max_failed_episodes). The first failure:\n{failed[0].recording.reason}",
+                )
+            )
+
+    # --- update ---
+
+    async def _attach(self) -> None:
+        """Every agent gets its fresh adapter, version 0."""
+        for agent in self.agents:
+            result = await self._operate(agent, Attach(agent.role.lora(self.config.seed)))
+            assert isinstance(result, Published)
+            await self._save(agent, result)
+
+    async def _update(self, round: int, episodes: Sequence[Episode]) -> None:
+        batches = {agent.role.name: agent.learner.batch(episodes, agent.version) for agent in self.agents}
+        played = self._versions()
+        samples = {name: len(batch.rows) for name, batch in batches.items()}
+        await self._pass(round, Phase.UPDATE, Edge.START, samples)
+        began = self.clock.now()
+        measured: dict[AgentName, dict[str, float]] = {}
+        async with anyio.create_task_group() as tasks:
+            for agent in self.agents:
+                tasks.start_soon(self._update_agent, round, agent, batches[agent.role.name], measured)
+        await self._opened(round, Phase.UPDATE, Edge.END)
+        self._clocked.phases[Phase.UPDATE] = self.clock.now() - began
+        self._clocked.engine = self._engine(measured)
+        rows = [
+            metrics.training_row(
+                round,
+                Trained(
+                    agent.role,
+                    played[agent.role.policy],
+                    batches[agent.role.name].report,
+                    measured.get(agent.role.name, {}),
+                ),
+                episodes,
+                self._clocked,
+                self.load,
+            )
+            for agent in self.agents
+        ]
+        self._keep(rows)
+        self.samples = list(episodes)
+
+    async def _update_agent(
+        self, round: int, agent: Agent, batch: Batch, measured: dict[AgentName, dict[str, float]]
+    ) -> None:
+        spec = next(each for each in self.spec.agents if each.name == agent.role.name)
+        if due(spec, round, len(batch.rows)):
+            await self.client.may_update(round, agent.role.name)
+            try:
+                measured[agent.role.name] = await self._learn(agent, batch.rows)
+            except OperationError as error:
+                self.progress.note(
+                    f"{agent.role.name} was not updated in round {round} and keeps version {agent.version}: {error}"
+                )
+                measured[agent.role.name] = {"count/refused_updates": 1.0}
+        elif not batch.rows and batch.report.reason:
+            self.progress.note(f"{agent.role.name} had nothing to learn from in round {round}: {batch.report.reason}")
+        await self.client.arrive(Arrive(self.spec.run, round, Phase.UPDATE, Edge.END, agent.role.name, agent.version))
+
+    async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
+        """Gradient, optimizer, publish. Returns what was measured."""
+        learning = agent.role.learning
+        loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
+        ref = await self.bundles.put(f"{agent.role.policy}/batch-{agent.version:06d}", {FILE: encode_rows(rows)})
+        measured: dict[str, float] = {}
+        try:
+            for _ in range(learning.epochs):
+                self.progress.updating(agent.role.name, "gradient")
+                measured |= await self._measured(agent, ForwardBackward(ref, loss))
+                self.progress.updating(agent.role.name, "optimizer")
+                measured |= await self._measured(agent, OptimStep(self._adam(agent)))
+                agent.steps += 1
+        finally:
+            self.bundles.drop(ref)
+        self.progress.updating(agent.role.name, "publish")
+        result = await self._operate(agent, Publish(agent.version + 1))
+        assert isinstance(result, Published)
+        agent.version += 1
+        await self._save(agent, result)
+        return measured
+
+    def _adam(self, agent: Agent) -> AdamSpec:
+        learning = agent.role.learning
+        lr = learning.lr * min(1.0, (agent.steps + 1) / learning.warmup) if learning.warmup else learning.lr
+        return AdamSpec(lr, learning.beta1, learning.beta2, weight_decay=learning.weight_decay, clip=learning.clip)
+
+    async def _measured(self, agent: Agent, operation: Operation) -> dict[str, float]:
+        result = await self._operate(agent, operation)
+        assert isinstance(result, Measured)
+        return {metric.name: metric.value for metric in result.metrics}
+
+    async def _operate(self, agent: Agent, operation: Operation) -> Result:
+        agent.operations += 1
+        op = OpId(f"{agent.role.policy}/op{agent.operations}")
+        return await self.client.operate(Operate(self.spec.run, op, agent.role.name, agent.role.policy, operation))
+
+    async def _save(self, agent: Agent, published: Published) -> None:
+        files = await self.bundles.get(published.adapter)
+        self.directory.save_adapter(agent.role.name, published.version.version, files)
+
+    def _engine(self, measured: Mapping[AgentName, Mapping[str, float]]) -> float:
+        """Seconds the engine was busy since it was last asked (it reports a running total with every operation)."""
+        now = max((each.get("engine_seconds", 0.0) for each in measured.values()), default=0.0)
+        if not now:
+            return 0.0
+        spent, self._engine_seen = now - self._engine_seen, now
+        return spent
+
+    # --- barriers ---
+
+    async def _pass(self, round: int, phase: Phase, edge: Edge, samples: Mapping[AgentName, int] | None = None) -> None:
+        """Arrive with every agent and wait until the barrier opens."""
+        for agent in self.agents:
+            count = (samples or {}).get(agent.role.name, 0)
+            await self.client.arrive(Arrive(self.spec.run, round, phase, edge, agent.role.name, agent.version, count))
+        await self._opened(round, phase, edge)
+
+    async def _opened(self, round: int, phase: Phase, edge: Edge) -> Opened:
+        opened = await self.client.opened(round, phase, edge)
+        self._clocked.waits[f"{phase}_{edge}"] = {wait.member: wait.seconds for wait in opened.waits}
+        self.progress.opened(round, phase, edge, opened.waits)
+        return opened
+
+    def _versions(self) -> dict[PolicyName, int]:
+        return {agent.role.policy: agent.version for agent in self.agents}
+
+    def _check_stop(self) -> None:
+        if self._stopping:
+            raise Stopped(Exit("interrupted", 0, self._stopping))
+
+    def _keep(self, rows: Sequence[metrics.Row]) -> None:
+        self.rows += rows
+        self.directory.append(rows)
+        self.progress.rows(rows)

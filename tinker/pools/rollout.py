@@ -1,0 +1,95 @@
+"""The rollout pool's worker: answers `Generate`, serves versions, forgets episodes that are over.
+
+Its mailbox is the pool's queue. At most `capacity` requests are in the engine at once; the engine batches them. Every request gets exactly
+one answer, `Generated` or `GenerateFailed`, unless it was cancelled (then nobody waits for it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tinker.engines.engine import Engine, EngineError, Files, GenerateRequest
+from tinker.protocol.to_coordinator import Generated, GenerateFailed, Loaded, LoadFailed
+from tinker.protocol.to_taskserver import Cancel, Forget, Generate, Load, Release, Unload
+from tinker.protocol.values import BlobRef, EpisodeId, RunId, SeatName, TurnId, pack_floats, pack_ids, unpack_ids
+from tinker.runtime.actor import Actor
+
+Post = Callable[[Any], None]
+Fetch = Callable[[BlobRef], Awaitable[Files]]
+
+
+class RolloutWorker(Actor):
+    """One worker. `post` sends to the coordinator, `fetch` reads bundles of the data plane, `tasks` outlives the worker."""
+
+    def __init__(self, capacity: int, engine: Engine, post: Post, fetch: Fetch, tasks: TaskGroup) -> None:
+        self._slots = anyio.Semaphore(capacity)
+        self._engine = engine
+        self._post = post
+        self._fetch = fetch
+        self._tasks = tasks
+        self._running: dict[tuple[TurnId, SeatName], anyio.CancelScope] = {}
+
+    async def receive(self, message: Generate | Cancel | Forget | Load | Unload | Release) -> None:
+        match message:
+            case Generate():
+                await self._slots.acquire()
+                self._tasks.start_soon(self._answer, message, name=f"generate {message.turn.episode} {message.seat}")
+            case Cancel():
+                scope = self._running.get((message.turn, message.seat))
+                if scope is not None:
+                    scope.cancel()
+            case Forget():
+                await self._engine.forget(cache_prefix(message.run, message.episode))
+            case Load():
+                await self._load(message)
+            case Unload():
+                await self._engine.unload(message.version)
+            case Release():
+                await self._engine.forget(f"{message.run}/")
+
+    async def stopped(self) -> None:
+        for scope in self._running.values():
+            scope.cancel()
+
+    async def _answer(self, message: Generate) -> None:
+        key = (message.turn, message.seat)
+        try:
+            with anyio.move_on_after(message.deadline) as scope:
+                self._running[key] = scope
+                self._post(await self._generated(message))
+        finally:
+            self._running.pop(key, None)
+            self._slots.release()
+
+    async def _generated(self, message: Generate) -> Generated | GenerateFailed:
+        where = (message.turn, message.seat, message.worker)
+        prefix = cache_prefix(message.turn.run, message.turn.episode)
+        request = GenerateRequest(
+            f"{prefix}{message.seat}", message.policy, unpack_ids(message.prompt), message.sampling
+        )
+        try:
+            answer = await self._engine.generate(request)
+        except EngineError as error:
+            return GenerateFailed(*where, str(error))
+        except Exception as error:  # the engine's fault; the coordinator gives the request to somebody else
+            return GenerateFailed(*where, f"{type(error).__name__}: {error}")
+        return Generated(
+            *where, pack_ids(answer.ids), pack_floats(answer.logprobs), answer.finish, answer.version, answer.busy
+        )
+
+    async def _load(self, message: Load) -> None:
+        try:
+            await self._engine.load(message.version, await self._fetch(message.adapter))
+        except Exception as error:
+            self._post(LoadFailed(message.run, message.worker, message.version, f"{type(error).__name__}: {error}"))
+        else:
+            self._post(Loaded(message.run, message.worker, message.version, message.adapter.digest))
+
+
+def cache_prefix(run: RunId, episode: EpisodeId) -> str:
+    """What the cache keys of all seats of one episode begin with."""
+    return f"{run}/{episode}/"

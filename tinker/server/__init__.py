@@ -1,0 +1,1 @@
+"""The task server: a process that owns devices and hosts resource pools."""

@@ -1,0 +1,184 @@
+"""The task server: joins a coordinator, offers its pools, and hands every message to the worker it is for.
+
+Workers are supervised actors that share one engine, so one copy of the base model. A worker whose restarts are spent is reported lost; the
+server itself goes on with the rest. Bundles (batches in, adapters out) travel over a data connection of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from tinker.engines.engine import Engine, Files
+from tinker.pools.rollout import RolloutWorker
+from tinker.pools.update import OperationWorker
+from tinker.protocol import ToAny, ToTaskserver
+from tinker.protocol.to_any import Draining, Refused, Welcome
+from tinker.protocol.to_coordinator import Bye, Heartbeat, Hello, WorkerLost, WorkerOffer
+from tinker.protocol.to_taskserver import Forget, Generate, Release, Unload
+from tinker.protocol.values import BlobRef, PeerName, PoolKind, Role, WorkerName
+from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, MailboxFull, Restart
+from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
+from tinker.runtime.clock import Clock
+from tinker.runtime.codec import decode, encode
+from tinker.runtime.transport import Connection
+
+MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
+GRACE = 3.0
+log = structlog.get_logger("taskserver")
+
+
+class TaskServerError(Exception):
+    """The coordinator refused this task server, or was lost; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`workers` workers of one kind; each serves `capacity` requests at once."""
+
+    kind: PoolKind
+    workers: int = 1
+    capacity: int = 1
+
+
+DEFAULT_POOLS = (Pool(PoolKind.ROLLOUT, 1, 256), Pool(PoolKind.FORWARD), Pool(PoolKind.UPDATE))
+
+
+@dataclass(slots=True)
+class TaskServer:
+    """Everything one task server needs; `serve` runs until the coordinator is lost or the task is cancelled."""
+
+    name: PeerName
+    engine: Engine
+    tokenizer: bytes
+    connection: Connection
+    store: BundleStore
+    data: BulkServer
+    bulk: BulkClient
+    clock: Clock
+    pid: int
+    pools: tuple[Pool, ...] = DEFAULT_POOLS
+    on_joined: Callable[[], None] = lambda: None
+    _lease: float = 15.0
+    _heard: float = 0.0
+    _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
+    _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
+
+    async def serve(self) -> None:
+        """TaskServerError if the coordinator refuses us or is lost. The engine must have been entered."""
+        self._heard = self.clock.now()
+        async with anyio.create_task_group() as tasks, ActorSystem() as system:
+            offers = self._offers()
+            for offer in offers:
+                self._spawn(system, offer, tasks)
+            self._send(self._hello(offers))
+            tasks.start_soon(self.data.serve, name="data connection")
+            tasks.start_soon(self._keep_lease, name="keep lease")
+            try:
+                await self._read()
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def leave(self, reason: str) -> None:
+        """Say good-bye and close the connection."""
+        self._send(Bye(reason))
+        await self.connection.aclose(GRACE)
+
+    def _offers(self) -> tuple[WorkerOffer, ...]:
+        return tuple(
+            WorkerOffer(WorkerName(f"{self.name}/{pool.kind}-{n}"), pool.kind, self.engine.name, pool.capacity)
+            for pool in self.pools
+            for n in range(pool.workers)
+        )
+
+    def _hello(self, offers: tuple[WorkerOffer, ...]) -> Hello:
+        return Hello(
+            Role.TASKSERVER,
+            self.name,
+            self.store.machine,
+            self.pid,
+            workers=offers,
+            model=self.engine.card,
+            data=self.data.address,
+            tokenizer=self.tokenizer,
+        )
+
+    def _spawn(self, system: ActorSystem, offer: WorkerOffer, tasks: TaskGroup) -> None:
+        def rollout() -> Actor:
+            return RolloutWorker(offer.capacity, self.engine, self._send, self._fetch, tasks)
+
+        def operations() -> Actor:
+            return OperationWorker(self.engine, self._send, self._fetch, self._keep)
+
+        factory = rollout if offer.kind == PoolKind.ROLLOUT else operations
+        worker = system.spawn(offer.name, factory, mailbox=MAILBOX, restart=Restart(times=3, within=60.0))
+        self._workers[offer.name] = worker
+        self._kinds[offer.name] = offer.kind
+        tasks.start_soon(self._report_death, offer.name, worker, name=f"watch {offer.name}")
+
+    async def _report_death(self, name: WorkerName, worker: ActorRef[Any, Any]) -> None:
+        reason = str(await worker.dead())
+        log.error("worker lost", worker=name, reason=reason)
+        self._workers.pop(name, None)
+        self._send(WorkerLost(name, reason))
+
+    async def _read(self) -> None:
+        while True:
+            for data in await self.connection.receive_many():
+                self._heard = self.clock.now()
+                self._take(decode(data, ToTaskserver | ToAny))
+
+    def _take(self, message: ToTaskserver | ToAny) -> None:
+        match message:
+            case Welcome():
+                if self._lease != message.lease or not self._heard:
+                    self._lease = message.lease
+                self.on_joined()
+            case Refused():
+                if message.what == "Hello":
+                    raise TaskServerError(f"the coordinator refused task server {self.name!r}: {message.reason}")
+                log.warning("refused", what=message.what, reason=message.reason)
+            case Draining():
+                log.info("coordinator drains", reason=message.reason)
+            case Forget() | Release():
+                for name, worker in tuple(self._workers.items()):
+                    if isinstance(message, Release) or self._kinds[name] == PoolKind.ROLLOUT:
+                        worker.tell(message)
+                if isinstance(message, Release):
+                    self.store.remove_under(message.run)
+            case _:
+                self._hand_over(message)
+
+    def _hand_over(self, message: Any) -> None:
+        worker = self._workers.get(message.worker)
+        try:
+            if worker is not None:
+                worker.tell(message)
+        except (MailboxFull, ActorDead) as error:
+            log.warning("not handed over", worker=message.worker, message=type(message).__name__, why=str(error))
+        if isinstance(message, Unload):
+            self.store.remove(f"{message.version.policy}/v{message.version.version:06d}")
+        assert not isinstance(message, Generate) or message.turn
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await self.clock.sleep_until(self.clock.now() + self._lease / 3)
+            self._send(Heartbeat())
+            if self.clock.now() - self._heard > 2 * self._lease:
+                raise TaskServerError(
+                    f"the coordinator was not heard for {2 * self._lease:.0f} s; is it still running?"
+                )
+
+    def _send(self, message: Any) -> None:
+        self.connection.send(encode(message))
+
+    async def _fetch(self, ref: BlobRef) -> Files:
+        return await self.bulk.fetch(ref)
+
+    def _keep(self, name: str, files: Files) -> BlobRef:
+        return self.store.put(name, files)
