@@ -23,7 +23,7 @@ from tinker.protocol.values import SeatName
 
 T = TypeVar("T")
 
-MAX_TEXT = 200_000  # characters of one prompt, brief or hearing: far above any context, far below what hurts
+MAX_TEXT = 200_000  # characters of one prompt, brief, hearing or reply: far above any context, far below what hurts
 MAX_COMPLAINT = 2_000  # characters of a parser's message that a player hears
 
 
@@ -158,12 +158,8 @@ class Dealer:
     def _check_text(self, what: str, seat: SeatName, text: object) -> None:
         if not isinstance(text, str):
             raise ScenarioError(f"{what} for seat {seat!r} is {text!r:.200} ({type(text).__name__}); expected a string")
-        if len(text) > MAX_TEXT:
-            raise ScenarioError(f"{what} for seat {seat!r} has {len(text)} characters; at most {MAX_TEXT} are allowed")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ScenarioError(f"{what} for seat {seat!r} is no valid Unicode: {error}") from error
+        if flaw := _flaw(text):
+            raise ScenarioError(f"{what} for seat {seat!r} {flaw}")
 
     # --- one turn ---
 
@@ -263,7 +259,20 @@ def _complaint_of_cut(cut: Cut) -> Complaint:
     return Complaint(f"Your reply was cut off at {limit}. Reply again, shorter.", cut)
 
 
+def _flaw(text: str) -> str:
+    """Why a text can be given to nobody; "" if it can."""
+    if len(text) > MAX_TEXT:
+        return f"has {len(text)} characters; at most {MAX_TEXT} are allowed"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"is no valid Unicode: {error}"
+    return ""
+
+
 def _parsed(seat: SeatName, text: str, parse: Callable[[str], T]) -> T | Complaint | Broken:
+    if flaw := _flaw(text):
+        return Complaint(f"Your reply {flaw}.")
     try:
         value = parse(text)
     except ValueError as error:

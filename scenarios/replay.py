@@ -32,7 +32,7 @@ async def replay(recording: Recording, scenario: Scenario, *, deadline: float = 
             f"the recording is of scenario {recording.scenario!r} version {recording.version}, but this is {scenario.name!r} version "
             f"{scenario.version}; replay it with the rules that made it"
         )
-    open_asks = _open_asks(recording)
+    open_asks = _open_asks(recording) if recording.ended in (Ended.DROPPED, Ended.FAILED) else ()
     lines = (*recording.lines, *open_asks)
     players = {SeatName(seat): RecordedPlayer(SeatName(seat), lines) for seat in scenario.seats}
     play = Play(
@@ -67,7 +67,7 @@ class ReplayTurns:
 
 
 def _open_asks(recording: Recording) -> tuple[Line, ...]:
-    """A made-up forfeit for every ask that was neither answered nor forfeited; there are some only where the recording breaks off."""
+    """A made-up forfeit for every ask that was neither answered nor forfeited: there the recording breaks off."""
     waiting: dict[SeatName, Line] = {}
     for line in recording.lines:
         if line.kind == "ask":

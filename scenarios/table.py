@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 from scenarios.dealing import Dealer
 from scenarios.errors import Forfeited
@@ -51,7 +51,7 @@ class Table:
             if other != speaker:
                 self._dealer.hear(other, text)
 
-    def measure(self, name: str, value: float) -> None:
+    def measure(self, name: str, value: SupportsFloat) -> None:
         """A number about this episode for the run's metrics. Measured again, the later value counts: measure `success` as 0 first and
         as 1 when it is reached, and an episode that ends early counts as well. None and NaN are refused."""
         with self._dealer.blaming():
