@@ -83,7 +83,7 @@ class Lines:
         if trained := findings.trained(rows):
             self._say(self._round(trained, rounds))
         if evaluated := [row for row in rows if findings.evaluated(row)]:
-            words = [f"{each.what} {plain(each.after)}" for each in findings.changes(evaluated)]
+            words = [f"{what} {plain(points[max(points)])}" for what, points in findings.evaluations(evaluated).items()]
             self._say(f"round {findings.round_of(evaluated[0])}/{rounds} evaluation | " + " | ".join(words))
 
     def note(self, text: str) -> None:
@@ -144,7 +144,7 @@ class LiveView:
         _print(self._console, Text(f"note: {readable(text)}", style="yellow"))
 
     def finished(self, result: RunResult) -> None:
-        self._picture = replace(self._picture, phase=None)
+        self._picture = replace(self._picture, ended=result.exit.reason)
         self.close()
         _report(self._console, self._picture.facts, result)
 
@@ -173,7 +173,7 @@ def _report(console: Console, facts: RunFacts | None, result: RunResult) -> None
         lines = readable(transcript).rstrip().splitlines()
         rest = len(lines) - TRANSCRIPT_LINES
         shown = lines if rest <= 1 else [*lines[:TRANSCRIPT_LINES], f"… {rest} more lines in the recording"]
-        _print(console, Padding(Text("\n".join(shown)), (0, 0, 0, 2)))
+        _print(console, Padding(Text("\n".join(shown)), (0, 0, 0, 2), expand=False))
     if result.files:
         _print(console, Text("\nWhere it lies", style="bold"))
         width = max(len(what) for what, _ in result.files)

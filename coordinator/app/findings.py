@@ -7,7 +7,8 @@ else belongs to the row's agent. Averages leave out the rounds that have no numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from statistics import fmean
 
@@ -74,14 +75,25 @@ def changes(rows: Sequence[Row], headline: str = "") -> tuple[Change, ...]:
     """
     found = [_training_change(f"reward of {agent}", trained(rows, agent), "reward_mean") for agent in agents(rows)]
     if headline:
-        found += _per_agent(
-            headline, rows, lambda name, each: _training_change(name, trained(each), f"measure/{headline}")
-        )
-    kinds = dict.fromkeys(evaluation_of(row) for row in rows if evaluated(row))
-    for kind in kinds:
-        here = [row for row in rows if evaluated(row) and evaluation_of(row) == kind]
-        found += _per_agent(", ".join(filter(None, kind)), here, _evaluation_change)
+        found += _headline_changes(headline, trained(rows))
+    found += [_evaluation_change(what, points) for what, points in evaluations(rows).items()]
     return tuple(each for each in found if each is not None and (each.before, each.after) != (None, None))
+
+
+def evaluations(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """Name, mode, and agent (if the agents' values differ) of each evaluation -> its value per round, by round."""
+    found: dict[str, dict[int, float]] = {}
+    here = [row for row in rows if evaluated(row) and value_of(row) is not None]
+    for kind in dict.fromkeys(map(evaluation_of, here)):
+        per_agent: dict[str, dict[int, float]] = {}
+        for row in sorted((row for row in here if evaluation_of(row) == kind), key=round_of):
+            per_agent.setdefault(str(row.get("agent") or ""), {})[round_of(row)] = value_of(row) or 0.0
+        name = ", ".join(filter(None, kind))
+        if all(each == next(iter(per_agent.values())) for each in per_agent.values()):
+            found[name] = next(iter(per_agent.values()))
+        else:
+            found.update({f"{name}, {agent}": points for agent, points in per_agent.items()})
+    return found
 
 
 def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
@@ -125,10 +137,10 @@ def warnings(rows: Sequence[Row], groups: int = 0) -> tuple[str, ...]:
 def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
     sequences = total(rows, "rows") or total(rows, "episodes")
     if sequences and (share := total(rows, "cut") / sequences) > 0.01:
-        yield f"{agent}: {share:.0%} of the answers were cut off by a limit; raise max_tokens or ask for shorter answers"
+        yield f"{agent}: {share:.1%} of the answers were cut off by a limit; raise max_tokens or ask for shorter answers"
     episodes = total(rows, "episodes")
     if episodes and (share := total(rows, "failed") / episodes) > 0.01:
-        yield f"{agent}: {share:.0%} of the episodes failed; their tracebacks are in the recordings"
+        yield f"{agent}: {share:.1%} of the episodes failed; their tracebacks are in the recordings"
     if episodes and (share := total(rows[-LAST:], "forfeits") / (total(rows[-LAST:], "episodes") or 1)) > 0.1:
         yield f"{agent}: {share:.2g} forfeits per episode in the last rounds; its answers often do not parse"
     entropy = mean(rows[-FIRST:], "entropy")
@@ -163,18 +175,13 @@ def _longest(rows: Sequence[Row], groups: int) -> list[Row]:
     return longest if len(longest) >= SILENT_ROUNDS else []
 
 
-def _per_agent(
-    name: str, rows: Sequence[Row], change: Callable[[str, Sequence[Row]], Change | None]
-) -> list[Change | None]:
-    """One line per agent, or one in all if the agents do not differ."""
-    here = agents(rows)
-    found = [change(name, [row for row in rows if row.get("agent") == agent]) for agent in here] or [change(name, rows)]
-    if len({(each.before, each.after) if each else None for each in found}) == 1:
-        return found[:1]
-    return [
-        each and Change(f"{name}, {agent}", each.before, each.after, each.rounds_before, each.rounds_after)
-        for agent, each in zip(here, found, strict=True)
-    ]
+def _headline_changes(headline: str, rows: Sequence[Row]) -> list[Change | None]:
+    """One line per agent, or one in all if the agents do not differ (a measure of the whole table)."""
+    key = f"measure/{headline}"
+    found = {agent: _training_change(headline, trained(rows, agent), key) for agent in agents(rows)}
+    if len(set(found.values())) == 1:
+        return list(found.values())[:1]
+    return [each and replace(each, what=f"{headline}, {agent}") for agent, each in found.items()]
 
 
 def _training_change(what: str, rows: Sequence[Row], key: str) -> Change | None:
@@ -186,12 +193,9 @@ def _training_change(what: str, rows: Sequence[Row], key: str) -> Change | None:
     return Change(what, mean(before, key), mean(after, key), _rounds(before), _rounds(after))
 
 
-def _evaluation_change(what: str, rows: Sequence[Row]) -> Change | None:
-    having = sorted((row for row in rows if value_of(row) is not None), key=round_of)
-    if not having:
-        return None
-    before, after = having[0], having[-1]
-    return Change(what, value_of(before), value_of(after), _rounds([before]), _rounds([after]))
+def _evaluation_change(what: str, points: Mapping[int, float]) -> Change:
+    first, last = min(points), max(points)
+    return Change(what, points[first], points[last], str(first), str(last))
 
 
 def _rounds(rows: Sequence[Row]) -> str:
