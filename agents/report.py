@@ -24,14 +24,14 @@ class Fate(StrEnum):
 
 _WHY = MappingProxyType(
     {
-        Fate.STALE: "sampled by a version outside the bound",
-        Fate.BAD_SCORE: "without a usable score (None, NaN or infinite)",
-        Fate.CUT: "cut off, and cut rows are ignored",
-        Fate.SILENT: "without any sampled token",
-        Fate.NO_LOGPROBS: "without log-probabilities from the engine",
-        Fate.REJECTED: "without any reply that parsed",
-        Fate.CAPPED: "with all their answers beyond the row cap",
-        Fate.EQUAL: "with an advantage of zero (equal scores in their group)",
+        Fate.STALE: "were sampled by a version outside the bound",
+        Fate.BAD_SCORE: "have no usable score (None, NaN or infinite)",
+        Fate.CUT: "were cut off, and cut rows are ignored",
+        Fate.SILENT: "hold no sampled token",
+        Fate.NO_LOGPROBS: "have no log-probabilities from the engine",
+        Fate.REJECTED: "hold no reply that parsed",
+        Fate.CAPPED: "have all their answers beyond the row cap",
+        Fate.EQUAL: "have an advantage of zero (equal scores in their group)",
     }
 )
 
@@ -81,7 +81,7 @@ def why_empty(episodes: int, failed: int, fates: Mapping[Fate, int]) -> str:
         return "nothing to train on: no episode was played"
     reasons = [f"{failed} of {episodes} episodes failed or were dropped"] if failed else []
     total = sum(fates.values())
-    reasons += [f"{fates[fate]} of {total} rows are {why}" for fate, why in _WHY.items() if fates.get(fate)]
+    reasons += [f"{fates[fate]} of {total} rows {why}" for fate, why in _WHY.items() if fates.get(fate)]
     if not reasons:
         return f"nothing to train on: the agent sat at no table in {episodes} episodes"
     return f"nothing to train on: {', '.join(reasons)}"

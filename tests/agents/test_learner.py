@@ -145,7 +145,7 @@ def test_sequences_of_versions_outside_the_bound_are_refused_and_counted(lag: in
     batch = learn([episode(0, 1.0), episode(1, 0.0)], version=version, max_lag=lag)
     assert (batch.report.stale, len(batch.rows)) == (stale, 2 - stale)
     if stale:
-        assert "2 of 2 rows are sampled by a version outside the bound" in batch.report.reason
+        assert "2 of 2 rows were sampled by a version outside the bound" in batch.report.reason
 
 
 def test_one_stale_span_makes_the_whole_sequence_stale() -> None:
@@ -223,34 +223,34 @@ def test_p6_the_mean_score_says_over_how_many() -> None:
         (
             [episode(0, 1.0), episode(1, 1.0)],
             {},
-            "2 of 2 rows are with an advantage of zero (equal scores in their group)",
+            "2 of 2 rows have an advantage of zero (equal scores in their group)",
         ),
         (
             [episode(0, 1.0, trajectory("..a", missing=[2]))],
             {},
-            "1 of 1 rows are without log-probabilities from the engine",
+            "1 of 1 rows have no log-probabilities from the engine",
         ),
         (
             [episode(0, 1.0, trajectory(cut="length"))],
             {"ignore_cut": True},
-            "1 of 1 rows are cut off, and cut rows are ignored",
+            "1 of 1 rows were cut off, and cut rows are ignored",
         ),
         ([episode(0, 1.0, ended=Ended.FAILED)], {}, "1 of 1 episodes failed or were dropped"),
         ([episode(0, 1.0), episode(1, 0.0)], {"frozen": True}, "agent x is frozen"),
-        ([episode(0, 1.0, trajectory(".."))], {}, "1 of 1 rows are without any sampled token"),
-        ([episode(0, 1.0, trajectory("..r"))], {}, "1 of 1 rows are without any reply that parsed"),
-        ([episode(0, None)], {}, "1 of 1 rows are without a usable score (None, NaN or infinite)"),
+        ([episode(0, 1.0, trajectory(".."))], {}, "1 of 1 rows hold no sampled token"),
+        ([episode(0, 1.0, trajectory("..r"))], {}, "1 of 1 rows hold no reply that parsed"),
+        ([episode(0, None)], {}, "1 of 1 rows have no usable score (None, NaN or infinite)"),
         (
             [episode(0, 1.0, trajectory("...a"))],
             {"max_row": 2},
-            "1 of 1 rows are with all their answers beyond the row cap",
+            "1 of 1 rows have all their answers beyond the row cap",
         ),
         ([episode(0, 1.0, trajectory(agent="y"))], {}, "the agent sat at no table in 1 episodes"),
         ([], {}, "no episode was played"),
         (
             [episode(0, 1.0), episode(1, 1.0, trajectory("..r")), episode(2, 1.0, ended=Ended.FAILED)],
             {},
-            "1 of 3 episodes failed or were dropped, 1 of 2 rows are without any reply that parsed, 1 of 2 rows are with an advantage of "
+            "1 of 3 episodes failed or were dropped, 1 of 2 rows hold no reply that parsed, 1 of 2 rows have an advantage of "
             "zero (equal scores in their group)",
         ),
     ],
