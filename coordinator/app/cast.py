@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from coordinator.app.config import ConfigError, Learning, RunConfig
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
+from tinker.algorithms.registry import make_algorithm
 from tinker.protocol.seeds import derive
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec
 from tinker.protocol.values import AgentName, LoraSpec, ModelCard, PolicyName, RunId, SeatName
@@ -118,3 +119,15 @@ def check_targets(agents: tuple[Role, ...], model: ModelCard) -> None:
                 f"agent {role.name}: learning.targets names {', '.join(unknown)}; "
                 f"{model.name} has {', '.join(model.lora_targets)}"
             )
+
+
+def check_learning(agents: tuple[Role, ...]) -> None:
+    """ConfigError for an algorithm or a built-in loss that does not exist. (Installed losses are known to task servers only.)"""
+    problems = []
+    for role in agents:
+        try:
+            make_algorithm(role.learning.algorithm, **role.learning.algorithm_options())
+        except ValueError as error:
+            problems.append(f"agent {role.name}: learning.algorithm: {error}")
+    if problems:
+        raise ConfigError("the configuration is wrong:\n  " + "\n  ".join(problems))

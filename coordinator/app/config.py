@@ -5,6 +5,7 @@ Precedence, later wins: the defaults here, the scenario's own `defaults`, `--con
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,10 @@ class Learning(BaseModel):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 64
     every: Annotated[int, Field(ge=0)] = 1
+
+    def algorithm_options(self) -> dict[str, Any]:
+        """What the named algorithm is made with."""
+        return {"scale": self.scale} if self.algorithm == "grpo" else {}
 
 
 class AgentConfig(BaseModel):
@@ -151,3 +156,31 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
         return RunConfig.model_validate(merged(*layers))
     except ValidationError as error:
         raise ConfigError("the configuration is wrong:\n  " + "\n  ".join(sentences(error))) from error
+
+
+def config_text(config: RunConfig) -> str:
+    """The whole configuration as TOML, ready for `--config`."""
+    plain = config.model_dump(mode="json", exclude_none=True)
+    return "\n".join(_toml(plain)) + "\n"
+
+
+def _toml(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Values first, then one section for each nested table."""
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            path = f"{prefix}{_key(name)}"
+            lines += ["", f"[{path}]", *_toml(value, f"{path}.")]
+    return lines
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else repr(value)

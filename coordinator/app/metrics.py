@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from agents.learner import BatchReport
-
+from agents.report import BatchReport, Fate
 from coordinator.app.cast import Role
 from scenarios import Scenario
 from tinker.protocol.episodes import Episode, Trajectory
@@ -59,9 +58,7 @@ def training_row(
         **measured,
         **_incidents(episodes, own),
         **_measures(episodes),
-        **{f"count/{name}": count for name, count in trained.report.counts.items()},
-        "rows": len(own),
-        "groups_without_signal": trained.report.counts.get("no_signal_groups", 0),
+        **_counts(trained.report),
         **{f"wait/{at}": waits[role.name] for at, waits in clocked.waits.items() if role.name in waits},
         **_seconds(episodes, clocked, load),
     }
@@ -104,6 +101,23 @@ def evaluation_rows(
                     }
                 )
     return rows
+
+
+def _counts(report: BatchReport) -> dict[str, int]:
+    """What became of the agent's sequences and tokens; every reason for leaving something out is a `count/`."""
+    left_out = {f"count/{fate}": count for fate, count in report.fates.items() if fate != Fate.TRAINED}
+    return {
+        "rows": report.sequences,
+        "rows_trained": report.rows,
+        "tokens_trained": report.trained_tokens,
+        "groups": report.groups,
+        "groups_without_signal": report.no_signal,
+        **left_out,
+        "count/masked_tokens": report.masked_tokens,
+        "count/missing_logprobs": report.missing_logprobs,
+        "count/singleton_groups": report.singletons,
+        "count/duplicate_episodes": report.duplicates,
+    }
 
 
 def _trajectories(episodes: Iterable[Episode], role: Role) -> list[Trajectory]:

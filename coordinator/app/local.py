@@ -1,0 +1,317 @@
+"""`opentinker run`: one command, the whole system. Starts what is missing, plays the run, leaves nothing behind but the run directory.
+
+Without `--coordinator` a coordinator and a task server are started as processes of this machine and stopped at the end; this process is the
+host. With it, this process is only the host. The first Ctrl-C drains (what is finished is kept, exit code 0), the second ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+from tinker.runtime.bulk import BulkClient, BundleStore, machine_id
+
+from agents.learner import Learner, LearnerOptions
+from coordinator.app import findings
+from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
+from coordinator.app.config import ConfigError, RunConfig
+from coordinator.app.curves import draw
+from coordinator.app.launch import Child, ProcessDied
+from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
+from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError
+from coordinator.app.summary import summary
+from coordinator.app.training import Agent, Training
+from scenarios import Scenario
+from scenarios.episode import Limits
+from scenarios.host import Production
+from scenarios.recording import render
+from tinker.algorithms.registry import make_algorithm
+from tinker.client import Client, ClientError, CoordinatorLost
+from tinker.engines.engine import Files
+from tinker.protocol.to_any import Draining
+from tinker.protocol.to_coordinator import Hello
+from tinker.protocol.to_host import Admitted, CoordinatorLoad, Missing, Queued
+from tinker.protocol.values import BlobRef, PeerName, RunId
+from tinker.protocol.values import Role as PeerRole
+from tinker.runtime.clock import Clock, MonotonicClock
+from tinker.runtime.transport import ZmqTransport
+from tinker.tokens import ChatTemplate, Tokenizer
+
+DRAIN = 20.0  # seconds a drain may take before the run is cut off
+JOIN = 15.0  # seconds a coordinator may take to welcome us
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What was asked for. `coordinator`: "" starts one. `model`: a checked directory ("" with a coordinator: whatever it holds)."""
+
+    config: RunConfig
+    scenario: Scenario
+    directory: RunDirectory
+    coordinator: str = ""
+    model: str = ""
+    command: str = ""
+
+
+@dataclass(slots=True)
+class _Interrupt:
+    """What a signal does depends on how far we are: cancel the start, or drain the run."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    training: Training | None = None
+    children: list[Child] = field(default_factory=list)
+    told: int = 0
+
+    async def listen(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                self.told += 1
+                if self.told > 1:
+                    for child in self.children:
+                        child.kill()
+                    os._exit(128 + number)
+                if self.training is None:
+                    self.scope.cancel()
+                else:
+                    self.training.stop(f"interrupted by {signal.Signals(number).name}")
+                    self.scope.deadline = anyio.current_time() + DRAIN
+
+
+@dataclass(slots=True)
+class Play:
+    """One run from start to end. `exit` is what `run` returns, also when it was cut off."""
+
+    request: RunRequest
+    progress: Progress
+    clock: Clock = field(default_factory=MonotonicClock)
+    interrupt: _Interrupt = field(default_factory=_Interrupt)
+    facts: RunFacts | None = None
+
+    async def run(self) -> Exit:
+        """Play the run and write everything about its end."""
+        began = self.clock.now()
+        exit = Exit("interrupted", 130, "it was cut off before anything was trained")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.interrupt.listen, name="signals")
+            with self.interrupt.scope:
+                exit = await self._outcome()
+            if self.interrupt.scope.cancelled_caught and self.interrupt.training is not None:
+                exit = Exit("interrupted", 130, f"the drain was cut off after {DRAIN:.0f} s; finished rounds are kept")
+            tasks.cancel_scope.cancel()
+        self._finish(exit, self.clock.now() - began)
+        return exit
+
+    async def _outcome(self) -> Exit:
+        try:
+            async with AsyncExitStack() as stack:
+                address = self.request.coordinator or await self._start_daemons(stack)
+                return await self._host(address, stack)
+        except ProcessDied as error:
+            return Exit("process died", 3, str(error))
+        except CoordinatorLost as error:
+            return Exit("coordinator lost", 3, str(error))
+        except ClientError as error:
+            return Exit("refused", 1, str(error))
+        except (RunDirectoryError, ConfigError) as error:
+            return Exit("failed", 1, str(error))
+
+    async def _start_daemons(self, stack: AsyncExitStack) -> str:
+        """Coordinator first, then the task server; both are stopped when the stack is left."""
+        logs = self.request.directory.path / "logs"
+        logs.mkdir(exist_ok=True)
+        config = self.request.config
+
+        async def start(name: str, arguments: list[str]) -> str:
+            child = await Child.start(name, arguments, logs / f"{name}.log")
+            self.interrupt.children.append(child)
+            stack.push_async_callback(child.stop)
+            return await child.ready()
+
+        address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0"])
+        threads = ["--threads", str(config.threads)]
+        model = ["--model", self.request.model, "--engine", config.engine]
+        await start("taskserver", ["taskserver", "--coordinator", address, *model, *threads])
+        return address
+
+    async def _host(self, address: str, stack: AsyncExitStack) -> Exit:
+        transport = ZmqTransport()
+        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opentinker-host-")))
+        hello = Hello(PeerRole.HOST, PeerName(f"host-{os.getpid()}"), machine_id(), os.getpid())
+        client = Client(transport.connect(address), hello, self.clock, self._on_event)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.serve, name="client")
+            for child in self.interrupt.children:
+                tasks.start_soon(partial(_tell_death, child, client), name=f"watch {child.name}")
+            try:
+                with anyio.move_on_after(JOIN) as joining:
+                    await client.joined()
+                if joining.cancelled_caught:
+                    raise CoordinatorLost(
+                        f"no coordinator answers at {address}; start one with `opentinker coordinator`"
+                    )
+                exit = await self._train(client, transport, spool)
+                await client.leave(exit.reason)
+            except (ClientError, ConfigError, RunDirectoryError) as error:
+                failure = error
+            else:
+                failure = None
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return exit
+
+    async def _train(self, client: Client, transport: ZmqTransport, spool: Path) -> Exit:
+        request, config = self.request, self.request.config
+        run = RunId(f"{request.directory.path.name}-{os.getpid()}")
+        cast = roles(run, request.scenario, config)
+        spec = run_spec(run, request.scenario, config, cast, "" if not request.coordinator else request.model)
+        admitted = await client.submit(spec)
+        check_targets(cast, admitted.model)
+        template = ChatTemplate(Tokenizer.from_bundle(admitted.tokenizer))
+        production = Production(
+            run,
+            config.seed,
+            request.scenario,
+            casting(cast),
+            template,
+            admitted.model.context,
+            config.params,
+            Limits(deadline=config.episode_deadline),
+            config.turn_deadline,
+            config.concurrency,
+        )
+        agents = tuple(Agent(role, make_learner(role)) for role in cast)
+        bundles = HostBundles(admitted, BundleStore(spool), BulkClient(transport.connect))
+        training = Training(
+            client, spec, config, production, agents, bundles, request.directory, self.progress, self.clock
+        )
+        self.interrupt.training = training
+        self.facts = run_facts(request, cast, admitted.model.name)
+        self.progress.started(self.facts)
+        try:
+            exit = await training.run()
+        finally:
+            client.end(run, "the host is done")
+        return exit
+
+    def _on_event(self, event: Queued | Missing | CoordinatorLoad | Draining) -> None:
+        match event:
+            case Queued():
+                self.progress.note(f"waiting in the queue: {event.reason}")
+            case Missing():
+                self.progress.missing(event.round, event.phase, event.edge, event.arrived, event.missing)
+            case Draining():
+                self.progress.note(f"the coordinator drains: {event.reason}")
+                if self.interrupt.training is not None:
+                    self.interrupt.training.stop("the coordinator is stopping")
+            case CoordinatorLoad():
+                if self.interrupt.training is not None:
+                    self.interrupt.training.load = event
+
+    def _finish(self, exit: Exit, seconds: float) -> None:
+        """The pages and the last word. A full disk here must not hide why the run ended."""
+        directory, training = self.request.directory, self.interrupt.training
+        rows = training.rows if training is not None else []
+        headline = self.request.scenario.headline
+        result = RunResult(
+            exit,
+            findings.changes(rows, headline),
+            sample_transcripts(training),
+            tuple(_files(directory)),
+            seconds,
+            findings.warnings(rows, self.request.config.groups),
+        )
+        try:
+            if rows and self.facts is not None:
+                picture = draw(rows, headline)
+                if picture is not None:
+                    directory.write_bytes("curves.png", picture)
+                page = summary(self.facts, rows, result, curves="curves.png" if picture is not None else "")
+                directory.write_text("summary.md", page)
+            directory.finish(exit)
+        except RunDirectoryError as error:
+            self.progress.note(str(error))
+        self.progress.finished(result)
+
+
+async def _tell_death(child: Child, client: Client) -> None:
+    client.abandon(await child.died())
+
+
+@dataclass(frozen=True, slots=True)
+class HostBundles:
+    """The host's data plane: by file on the task server's machine, else over its data connection."""
+
+    admitted: Admitted
+    store: BundleStore
+    bulk: BulkClient
+
+    async def put(self, name: str, files: Files) -> BlobRef:
+        if self.admitted.machine == self.store.machine:
+            return self.store.put(name, files)
+        return await self.bulk.push(self.admitted.data, name, files)
+
+    async def get(self, ref: BlobRef) -> Mapping[str, bytes]:
+        return await self.bulk.fetch(ref)
+
+    def drop(self, ref: BlobRef) -> None:
+        self.store.remove(ref.name)
+
+
+def make_learner(role: Role) -> Learner:
+    """The learner of one agent, as its configuration says."""
+    learning = role.learning
+    options = LearnerOptions(
+        denominator=learning.denominator,
+        drop_zero=learning.entropy == 0 and learning.kl == 0,
+        frozen=role.frozen,
+    )
+    return Learner(role.name, make_algorithm(learning.algorithm, **learning.algorithm_options()), options)
+
+
+def run_facts(request: RunRequest, cast: tuple[Role, ...], model: str) -> RunFacts:
+    config = request.config
+    agents = tuple(
+        AgentFacts(role.name, role.seats, role.policy, "frozen" if role.frozen else role.learning.algorithm)
+        for role in cast
+    )
+    return RunFacts(
+        request.scenario.name,
+        request.scenario.description,
+        agents,
+        model,
+        config.rounds,
+        config.groups * config.group_size,
+        request.directory.path,
+        config.seed,
+        request.scenario.headline,
+        request.command,
+    )
+
+
+def sample_transcripts(training: Training | None) -> tuple[str, ...]:
+    """Two episodes of the last round in words: one with the best, one with the worst scores."""
+    if training is None or not training.samples:
+        return ()
+    ranked = sorted(training.samples, key=lambda each: (sum(score for _, score in each.scores), each.episode))
+    chosen = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
+    return tuple(render(episode.recording) for episode in chosen)
+
+
+def _files(directory: RunDirectory) -> list[tuple[str, Path]]:
+    names = (
+        ("summary", "summary.md"),
+        ("metrics", "metrics.jsonl"),
+        ("adapters", "adapters"),
+        ("recordings", "recordings"),
+    )
+    return [
+        (what, directory.path / name) for what, name in names if (directory.path / name).exists() or what == "summary"
+    ]

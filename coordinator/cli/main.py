@@ -1,0 +1,191 @@
+"""`opentinker`: run, coordinator, taskserver, scenarios. Every refusal comes before anything is started, in a few lines on stderr.
+
+Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configuration; 3 a process or the coordinator was lost; 130 cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml, resolve
+from coordinator.app.names import clashes
+from scenarios import ScenarioError, load_scenario
+from tinker import __version__
+
+app = typer.Typer(
+    name="opentinker",
+    help="Reinforcement learning for teams and opponents made of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ADDRESS = "tcp://127.0.0.1:7654"
+Parent = Annotated[int, typer.Option(hidden=True, help="Leave when this process is gone.")]
+
+
+def main() -> None:
+    """The console command."""
+    found = clashes()
+    if found:
+        print("\n".join(found), file=sys.stderr)
+        sys.exit(2)
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"opentinker {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="A name of `opentinker scenarios`, or path/to/file.py[:name].")],
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/<scenario>-<time>).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random in the run.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds to play.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any key of the configuration.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One key, for example learning.lr=0.002 (repeatable)."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="`demo`, a model directory, or a hub name.")] = None,
+    engine: Annotated[str | None, typer.Option(help="torch, or scripted (no model, for trying things out).")] = None,
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Use a running coordinator and its task servers instead of starting them."
+        ),
+    ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check everything that can be checked, and print the configuration.")
+    ] = False,
+) -> None:
+    """Play and train a scenario."""
+    from coordinator.app.cast import check_learning, roles
+    from coordinator.app.console import watching
+    from coordinator.app.local import Play, RunRequest
+    from coordinator.app.models import model_directory
+    from coordinator.app.rundir import RunDirectory, RunDirectoryError
+    from tinker.protocol.values import RunId
+
+    try:
+        chosen = load_scenario(scenario)
+        flags = {"seed": seed, "rounds": rounds, "model": model, "engine": engine}
+        layers = [read_toml(config)] if config else []
+        layers += [assignment(text) for text in assign or []]
+        given = merged(*layers, {key: value for key, value in flags.items() if value is not None})
+        resolved = resolve(chosen.defaults, given, {"scenario": scenario})
+        check_learning(roles(RunId("check"), chosen, resolved))
+        path = "" if coordinator else str(model_directory(resolved.model))
+        text = config_text(resolved)
+        if check:
+            print(text)
+            return
+        directory = RunDirectory.create(out, chosen.name, text)
+    except (ConfigError, ScenarioError, RunDirectoryError) as error:
+        _refuse(error)
+    named = str(given.get("model", "")) if coordinator else path
+    request = RunRequest(resolved, chosen, directory, coordinator, named, " ".join(["opentinker", *sys.argv[1:]]))
+    with watching() as progress:
+        exit = anyio.run(Play(request, progress).run)
+    if exit.code:
+        print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
+    raise typer.Exit(exit.code)
+
+
+@app.command()
+def coordinator(
+    bind: Annotated[str, typer.Option(help="Where to listen (loopback or ipc only).")] = ADDRESS,
+    name: Annotated[str, typer.Option(help="This coordinator's name.")] = "coordinator",
+    parent: Parent = 0,
+) -> None:
+    """Run a coordinator daemon."""
+    from coordinator.app.processes import CoordinatorSettings, log_to_stderr, run_coordinator
+
+    log_to_stderr()
+    _serve(run_coordinator(CoordinatorSettings(bind, name, parent)))
+
+
+@app.command()
+def taskserver(
+    coordinator: Annotated[str, typer.Option(metavar="ADDRESS", help="The coordinator to join.")] = ADDRESS,
+    model: Annotated[str, typer.Option(help="`demo`, a model directory, or a hub name.")] = "demo",
+    engine: Annotated[str, typer.Option(help="torch or scripted.")] = "torch",
+    name: Annotated[str, typer.Option(help="This task server's name (default: taskserver-<pid>).")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads of the engine (0: all cores).")] = 0,
+    spool: Annotated[
+        Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
+    ] = None,
+    parent: Parent = 0,
+) -> None:
+    """Run a task server: rollout, forward and update pools on one model."""
+    from coordinator.app.models import model_directory
+    from coordinator.app.processes import TaskServerSettings, log_to_stderr, run_taskserver
+
+    log_to_stderr()
+    try:
+        directory = model_directory(model)
+    except ConfigError as error:
+        _refuse(error)
+    settings = TaskServerSettings(
+        coordinator, name or f"taskserver-{os.getpid()}", directory, engine, threads, spool, parent
+    )
+    _serve(run_taskserver(settings))
+
+
+@app.command()
+def scenarios() -> None:
+    """List the scenarios of the library, one line each."""
+    from scenarios.library import library
+
+    width = max(map(len, library()))
+    for name, each in library().items():
+        print(f"{name:{width}}  {each.description}  [{', '.join(each.seats)}]")
+
+
+def _serve(daemon: Coroutine[Any, Any, None]) -> None:
+    """Run a daemon to its end; what is the operator's to mend is one line and exit code 2."""
+    from coordinator.app.processes import UnsafeAddress
+    from tinker.engines.engine import EngineError
+    from tinker.runtime.transport import TransportError
+    from tinker.server.taskserver import TaskServerError
+
+    async def run() -> None:
+        await daemon
+
+    try:
+        anyio.run(run)
+    except* (UnsafeAddress, TransportError, EngineError) as group:
+        _refuse(group.exceptions[0])
+    except* TaskServerError as group:
+        print(group.exceptions[0], file=sys.stderr)
+        sys.exit(3)
+
+
+def _refuse(error: BaseException) -> Any:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    print(f"opentinker: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
