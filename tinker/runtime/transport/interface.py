@@ -1,0 +1,117 @@
+"""What a transport promises: frames of bytes between one listener and many connections.
+
+Order: frames from one peer to another arrive in the order in which they were sent. Loss: a frame that `send` accepted is lost only with
+the connection it travelled on (the process died, the network broke, a side was closed); it is never dropped because somebody was slow.
+So `send` returning is no proof of arrival: whoever must know asks for an answer. Bounds: every queue has one; when it is full the sender
+is told (`PeerSlow`), and a receiver that does not read holds its senders up and nobody else. Blocking: `send` never waits.
+Cancelling a `receive` loses nothing. One task receives at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+PeerKey = NewType("PeerKey", bytes)
+"""One connection as its listener knows it: random, never chosen by a user, so no two peers can share one. It survives a reconnect."""
+
+BURST = 256  # frames handed over at once, so that timers and other tasks get their turn in between
+
+
+class TransportError(Exception):
+    """Base of what goes wrong here."""
+
+
+class AddressInUse(TransportError):
+    """Somebody else listens there."""
+
+
+class PeerGone(TransportError):
+    """The frame was not taken: no such peer is connected."""
+
+
+class PeerSlow(TransportError):
+    """The frame was not taken: the peer's queue is full. Wait, or give the peer up."""
+
+
+class FrameTooLarge(TransportError):
+    """The frame was not taken: it is above the limit."""
+
+
+class Closed(TransportError):
+    """This end was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`frame`: bytes of one frame, refused on both ends. `queue`: frames that wait for one peer beyond what the network itself holds.
+    `heartbeat` (seconds): how often a silent network peer is probed; it counts as disconnected after three times that."""
+
+    frame: int = 16 * 1024 * 1024
+    queue: int = 10_000
+    heartbeat: float = 1.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """This peer's connection broke or was closed. A hint, early and nearly always right: a lease is the truth. A later frame from the
+    same peer means that it is back."""
+
+    peer: PeerKey
+
+
+Arrival = tuple[PeerKey, bytes] | Disconnected
+
+
+class Listener(Protocol):
+    """The end that many connect to."""
+
+    @property
+    def address(self) -> str:
+        """Where to connect, with the port that was really bound."""
+
+    async def receive(self) -> Arrival:
+        """The next frame with its sender, or a disconnect (after that peer's frames). Closed when this end is closed."""
+
+    async def receive_many(self) -> list[Arrival]:
+        """At least one and at most BURST arrivals: waits for the first, takes what else is there."""
+
+    def send(self, peer: PeerKey, data: bytes) -> None:
+        """Hand over or queue. PeerGone, PeerSlow or FrameTooLarge: nothing was sent. Frames still queued for a peer that disconnects
+        are lost and counted in `undeliverable`."""
+
+    @property
+    def undeliverable(self) -> int:
+        """Frames that `send` took and that are known to be lost."""
+
+    async def aclose(self, grace: float = 0.0) -> int:
+        """Wait at most `grace` seconds for queued frames to leave, then close. How many are known not to have left."""
+
+
+class Connection(Protocol):
+    """The end that connects; it keeps trying, and reconnects by itself, until it is closed."""
+
+    async def receive(self) -> bytes:
+        """The next frame. Closed when this end is closed."""
+
+    async def receive_many(self) -> list[bytes]:
+        """At least one and at most BURST frames: waits for the first, takes what else is there."""
+
+    def send(self, data: bytes) -> None:
+        """Hand over or queue: while the listener is away frames wait, up to the bound, then PeerSlow."""
+
+    async def aclose(self, grace: float = 0.0) -> int:
+        """Wait at most `grace` seconds for queued frames to leave, then close. How many are known not to have left."""
+
+
+class Transport(Protocol):
+    """A way to make both ends. Call inside a running event loop."""
+
+    def listen(self, address: str, limits: Limits = ...) -> Listener:
+        """AddressInUse if it is taken, TransportError if it is no address."""
+
+    def connect(self, address: str, limits: Limits = ...) -> Connection:
+        """Returns at once; whether anybody listens there shows later."""
