@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -60,9 +60,7 @@ class Lines:
         self._picture = Picture(facts=facts, began=self._now())
         self._say(f"{facts.scenario}: {facts.about}" if facts.about else facts.scenario)
         for agent in facts.agents:
-            self._say(
-                f"  {agent.name} plays {', '.join(agent.seats)} with {agent.policy or facts.model}: {agent.trains}"
-            )
+            self._say(f"  {agent.name} (seats {', '.join(agent.seats)}; policy {agent.policy}): {agent.trains}")
         self._say(
             f"  model {facts.model}, seed {facts.seed}, {facts.rounds} rounds of {facts.episodes} episodes, in {facts.out}"
         )
@@ -173,7 +171,11 @@ def _report(console: Console, facts: RunFacts | None, result: RunResult) -> None
         lines = readable(transcript).rstrip().splitlines()
         rest = len(lines) - TRANSCRIPT_LINES
         shown = lines if rest <= 1 else [*lines[:TRANSCRIPT_LINES], f"… {rest} more lines in the recording"]
-        _print(console, Padding(Text("\n".join(shown)), (0, 0, 0, 2), expand=False))
+        for line in shown:
+            folded = textwrap.fill(
+                line, console.width, initial_indent="  ", subsequent_indent="      ", drop_whitespace=False
+            )
+            _print(console, Text(folded), whole_lines=True)
     if result.files:
         _print(console, Text("\nWhere it lies", style="bold"))
         width = max(len(what) for what, _ in result.files)

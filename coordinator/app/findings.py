@@ -19,13 +19,20 @@ COUNTED = ("forfeits", "retries", "cut", "failed", "groups_without_signal")
 PHASES = ("rollout", "update", "evaluate")
 SILENT_ROUNDS = 3  # so many rounds in a row without any signal are worth a warning
 NO_ENTROPY = 0.02  # nats per token
+HUGE = 1e100  # a number beyond this is as good as infinite
 LARGE_GAP = 0.1  # nats: how far sampler and trainer may differ about one token
 
 
 def number(row: Row, key: str) -> float | None:
     """The row's finite number under this key; None if there is none."""
     value = row.get(key)
-    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+    if not isinstance(value, Real):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if abs(found) < HUGE else None
 
 
 def mean(rows: Iterable[Row], key: str) -> float | None:
@@ -137,7 +144,7 @@ def warnings(rows: Sequence[Row], groups: int = 0) -> tuple[str, ...]:
 def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
     sequences = total(rows, "rows") or total(rows, "episodes")
     if sequences and (share := total(rows, "cut") / sequences) > 0.01:
-        yield f"{agent}: {share:.1%} of the answers were cut off by a limit; raise max_tokens or ask for shorter answers"
+        yield f"{agent}: {share:.1%} of its episodes have an answer cut off by a limit; raise max_tokens or ask for shorter answers"
     episodes = total(rows, "episodes")
     if episodes and (share := total(rows, "failed") / episodes) > 0.01:
         yield f"{agent}: {share:.1%} of the episodes failed; their tracebacks are in the recordings"
@@ -154,12 +161,13 @@ def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
     gap = max((number(row, "logprob_gap_max") or 0.0 for row in rows), default=0.0)
     if gap > LARGE_GAP:
         yield f"{agent}: sampler and trainer differ by up to {gap:.2g} nats about a token; they should agree"
-    broken = [row for row in rows if row.get("grad_norm", 0.0) is None or _no_number(row.get("grad_norm"))]
+    broken = [row for row in rows if _infinite(row.get("grad_norm"))]
     if broken:
         yield f"{agent}: the gradient was not finite in {len(broken)} rounds (first: {round_of(broken[0])})"
 
 
-def _no_number(value: object) -> bool:
+def _infinite(value: object) -> bool:
+    """NaN or infinite. A missing or null gradient norm only says that there was no update."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

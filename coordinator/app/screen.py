@@ -137,10 +137,9 @@ def _bar(facts: RunFacts, picture: Picture, now: float, width: int) -> Renderabl
     left = time_left(picture, now)
     words = f"round {picture.round}/{facts.rounds} · {clock(now - picture.began)} gone"
     words += f" · {clock(left)} left" if left is not None else ""
+    size = max(10, min(60, width - len(words) - 3))
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(
-        ProgressBar(total=facts.rounds, completed=picture.done, width=max(10, min(60, width - len(words) - 3))), words
-    )
+    grid.add_row(ProgressBar(facts.rounds, picture.done, size, complete_style="cyan", finished_style="green"), words)
     return grid
 
 
@@ -181,8 +180,9 @@ def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
     table.add_column(headline, justify="right", no_wrap=True, max_width=12)
     for name in ("entropy", "grad norm"):
         table.add_column(name, justify="right", no_wrap=True)
+    shown = len(facts.agents) if len(facts.agents) <= SHOWN_AGENTS else SHOWN_AGENTS - 1
     key = f"measure/{facts.headline}" if facts.headline else "reward_std"
-    for agent in facts.agents[:SHOWN_AGENTS]:
+    for agent in facts.agents[:shown]:
         row = picture.latest.get(agent.name, {})
         version = findings.number(row, "version")
         table.add_row(
@@ -194,8 +194,8 @@ def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
             plain(findings.number(row, "entropy")),
             plain(findings.number(row, "grad_norm")),
         )
-    if len(facts.agents) > SHOWN_AGENTS:
-        table.add_row(Text(f"and {len(facts.agents) - SHOWN_AGENTS} more", style="dim"))
+    if shown < len(facts.agents):
+        table.add_row(Text(f"and {len(facts.agents) - shown} more", style="dim"))
     return table
 
 

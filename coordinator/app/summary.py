@@ -88,7 +88,7 @@ def _time(rows: Sequence[Row]) -> Iterator[str]:
         each for each in spent if each not in findings.PHASES
     ]
     yield from _table(
-        ("", "in all", "per round", "share"),
+        ("", "in all", "per training round", "share"),
         (
             (
                 part if part in findings.PHASES else f"of it {part}",
@@ -149,7 +149,8 @@ def _episodes(result: RunResult) -> Iterator[str]:
         yield from (f"    {line}" for line in lines[:TRANSCRIPT_LINES])
         if len(lines) > TRANSCRIPT_LINES:
             yield f"    … {len(lines) - TRANSCRIPT_LINES} more lines in the recording"
-        yield ""
+        if number < len(result.transcripts):
+            yield ""
 
 
 def _files(result: RunResult) -> Iterator[str]:

@@ -1,0 +1,125 @@
+"""The page and the picture about a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.app import findings
+from coordinator.app.curves import draw
+from coordinator.app.progress import AgentFacts, Row, RunFacts, RunResult
+from coordinator.app.rundir import Exit
+from coordinator.app.summary import summary
+
+FACTS = RunFacts(
+    "guess",
+    "A hint and a guess.",
+    (AgentFacts("ann", ("left", "right"), "ann", "grpo"), AgentFacts("bob", ("bob",), "bob", "frozen")),
+    "demo",
+    20,
+    64,
+    Path("runs/guess"),
+    7,
+    "success",
+    "opentinker run guess --seed 7",
+    8,
+)
+
+
+def rows_of(rounds: int) -> list[Row]:
+    found: list[Row] = []
+    for round in range(1, rounds + 1):
+        for agent in ("ann", "bob"):
+            row = {
+                "round": round,
+                "agent": agent,
+                "phase": "train",
+                "reward_mean": round / 20,
+                "rows": 64,
+                "cut": 2,
+                "entropy": 1.0,
+            }
+            found.append(
+                row | {"measure/success": 0.5, "seconds/rollout": 3.0, "seconds/update": 1.0, "wait/update_end": 0.25}
+            )
+    held_out = {"agent": "ann", "phase": "evaluate", "evaluation": "held-out", "mode": "greedy", "value": 0.5}
+    return [*found, {"round": 0, **held_out}, {"round": rounds, **held_out}]
+
+
+def page(rows: list[Row], **odd: object) -> str:
+    values = {"exit": Exit("finished", 0, "20 rounds"), "transcripts": ("ann says: | hi\n```", "bob says: no"), **odd}
+    result = RunResult(
+        changes=findings.changes(rows, "success"),
+        files=(("metrics", Path("metrics.jsonl")),),
+        seconds=92.0,
+        warnings=findings.warnings(rows, 8),
+        **values,  # type: ignore[arg-type]
+    )
+    return summary(FACTS, rows, result, curves="curves.png")
+
+
+def test_the_page_says_what_ran_and_how_it_ended() -> None:
+    text = page(rows_of(20))
+    assert text.startswith("# guess\n\nA hint and a guess.\n\n**finished** (exit code 0) after 1:32: 20 rounds\n")
+    assert "    opentinker run guess --seed 7\n" in text
+    assert "Model `demo`, seed 7, 20 rounds of 64 episodes." in text
+    assert "| ann | left, right | ann | grpo |" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| reward of ann | 0.15 | 0.78 | +0.62 | 1-5 → 11-20 |",
+        "| held-out, greedy | 0.50 | 0.50 | +0.00 | 0 → 20 |",
+        "| rollout | 60.0 s | 3.0 s | 75.0% |",
+        "| update end | 0.25 | 0.25 |",
+        "| cut | 40 | 40 |",
+        "- ann: 3.1% of its episodes have an answer cut off by a limit; raise max_tokens or ask for shorter answers",
+        "![Reward, headline measure and evaluations by round](curves.png)",
+        "    ann says: | hi",
+        "    ```",
+        "| metrics | `metrics.jsonl` |",
+    ],
+)
+def test_the_page_has(line: str) -> None:
+    assert line in page(rows_of(20)).splitlines()
+
+
+def test_a_run_that_failed_before_its_first_round_has_a_page_too() -> None:
+    text = page([], exit=Exit("failed", 1, "the model\nis | gone"), transcripts=())
+    assert "**failed** (exit code 1) after 1:32: the model is \\| gone" in text
+    assert "nothing to compare" in text
+    assert "## Time" not in text
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.text(max_size=3), st.integers(), st.floats())
+KEYS = st.sampled_from(
+    ["round", "agent", "phase", "evaluation", "value", "reward_mean", "cut", "rows", "wait/x", "seconds/update"]
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.dictionaries(KEYS, VALUES), max_size=6))
+def test_any_rows_make_a_page(rows: list[Row]) -> None:
+    assert page(rows).startswith("# guess\n")
+
+
+def test_the_picture_is_a_png_of_900_by_500() -> None:
+    pytest.importorskip("matplotlib")
+    picture = draw(rows_of(20), "success")
+    assert picture is not None
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (900, 500)
+
+
+def test_names_are_no_formulas_and_no_fonts_are_missed() -> None:
+    pytest.importorskip("matplotlib")
+    rows: list[Row] = [{"round": r, "agent": "$x_{ 答", "reward_mean": 1.0, "measure/a$b$": 0.5} for r in (1, 2)]
+    assert draw(rows, "a$b$") is not None
+
+
+def test_without_numbers_there_is_no_picture() -> None:
+    assert draw([{"round": 1, "agent": "ann", "reward_mean": None}]) is None
