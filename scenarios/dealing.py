@@ -22,6 +22,7 @@ from scenarios.turns import Turns
 from tinker.protocol.values import SeatName
 
 T = TypeVar("T")
+Parser = Callable[[str], T]
 
 MAX_TEXT = 200_000  # characters of one prompt, brief, hearing or reply: far above any context, far below what hurts
 MAX_COMPLAINT = 2_000  # characters of a parser's message that a player hears
@@ -107,7 +108,9 @@ class Dealer:
             self.recorder.add(seat, "hear", text, self._number)
             self._players[seat].hear(text)
 
-    async def deal(self, prompts: Mapping[SeatName, str], parse: Callable[[str], T]) -> dict[SeatName, T | Forfeited]:
+    async def deal(
+        self, prompts: Mapping[SeatName, str], parsers: Mapping[SeatName, Parser[T]]
+    ) -> dict[SeatName, T | Forfeited]:
         """One turn of the seats in `prompts` (in seat order), with its sub-turns: a value or a `Forfeited` each, in that order."""
         if self.fault is not None:
             self._give_up()
@@ -119,7 +122,7 @@ class Dealer:
                 self._check_text("prompt", seat, prompt)
             self._admitted = tuple(prompts)
             try:
-                return await self._deal(prompts, parse)
+                return await self._deal(prompts, parsers)
             finally:
                 self._admitted = ()
 
@@ -163,13 +166,15 @@ class Dealer:
 
     # --- one turn ---
 
-    async def _deal(self, prompts: Mapping[SeatName, str], parse: Callable[[str], T]) -> dict[SeatName, T | Forfeited]:
+    async def _deal(
+        self, prompts: Mapping[SeatName, str], parsers: Mapping[SeatName, Parser[T]]
+    ) -> dict[SeatName, T | Forfeited]:
         outcomes: dict[SeatName, T | Forfeited] = {}
         asking = dict(prompts)
         for attempt in range(self._retries + 1):
             number = self._next_number()
             replies = await self._replies(number, asking, attempt)
-            judged = {seat: self._judge(number, seat, said, parse) for seat, said in replies.items()}
+            judged = {seat: self._judge(number, seat, said, parsers[seat]) for seat, said in replies.items()}
             for verdict in judged.values():
                 if isinstance(verdict, Broken):
                     raise verdict.error
@@ -234,7 +239,7 @@ class Dealer:
         return answers
 
     def _judge(
-        self, number: int, seat: SeatName, said: Said | Forfeited, parse: Callable[[str], T]
+        self, number: int, seat: SeatName, said: Said | Forfeited, parse: Parser[T]
     ) -> T | Forfeited | Complaint | Broken:
         """Parse one reply, record it, and tell the player whether it was accepted."""
         if isinstance(said, Forfeited):
@@ -270,7 +275,7 @@ def _flaw(text: str) -> str:
     return ""
 
 
-def _parsed(seat: SeatName, text: str, parse: Callable[[str], T]) -> T | Complaint | Broken:
+def _parsed(seat: SeatName, text: str, parse: Parser[T]) -> T | Complaint | Broken:
     if flaw := _flaw(text):
         return Complaint(f"Your reply {flaw}.")
     try:

@@ -47,8 +47,6 @@ async def replay(recording: Recording, scenario: Scenario, *, deadline: float = 
         raise fault
     _verify_ended(recording, episode, broken_off=bool(open_asks))
     _verify_lines(recording.lines, episode.recording.lines)
-    for player in players.values():
-        player.finish()
     _verify_scores(recording, episode)
     return replace(episode, ended=recording.ended, recording=recording)
 

@@ -41,7 +41,7 @@ class Seat:
         `parse` raises ValueError with a message for the player; the seat then tries again while the scenario's retries last. A reply
         that was cut off is never parsed. Raises `Forfeit` when no usable reply came.
         """
-        outcome = (await self._dealer.deal({self._name: prompt}, parse))[self._name]
+        outcome = (await self._dealer.deal({self._name: prompt}, {self._name: parse}))[self._name]
         if isinstance(outcome, Forfeited):
             raise Forfeit(outcome.seat, outcome.reason)
         return outcome

@@ -61,10 +61,10 @@ class Table:
     async def act_all(
         self,
         prompt: str | Mapping[str, str],
-        parse: Callable[[str], T],
+        parse: Callable[[str], T] | Mapping[str, Callable[[str], T]],
         seats: Sequence[Seat | str] | None = None,
     ) -> dict[str, T | Forfeited]:
-        """All seats (or these, or those with a prompt of their own) act at once and unseen.
+        """All seats (or these, or those with a prompt of their own) act at once and unseen. `parse`: for all, or one for each seat.
 
         Returns a value or a `Forfeited` per seat, in seat order, once the last has parsed or spent its retries. Never raises `Forfeit`.
         """
@@ -79,8 +79,17 @@ class Table:
                 f"act_all has prompts for {', '.join(prompts) or 'nobody'} and seats {', '.join(named) or 'none'}; "
                 "give each seat one prompt"
             )
+        parsers = (
+            {self._known(seat): one for seat, one in parse.items()}
+            if isinstance(parse, Mapping)
+            else dict.fromkeys(named, parse)
+        )
+        if not set(named) <= set(parsers):
+            raise self._dealer.misuse(
+                f"act_all has parsers for {', '.join(parsers) or 'nobody'} and seats {', '.join(named)}; give each seat one parser"
+            )
         admitted = {seat: prompts.get(seat, shared) for seat in self._seats if seat in named}
-        outcomes = await self._dealer.deal(admitted, parse)
+        outcomes = await self._dealer.deal(admitted, parsers)
         return {str(seat): outcome for seat, outcome in outcomes.items()}
 
     def _known(self, seat: Seat | str) -> SeatName:

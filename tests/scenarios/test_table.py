@@ -86,6 +86,32 @@ async def test_results_of_act_all_are_in_seat_order() -> None:
     assert not results[1][1]
 
 
+async def test_every_seat_of_act_all_may_have_a_parser_of_its_own() -> None:
+    results: list[dict[str, Any]] = []
+
+    async def ask(table: Table) -> Scores:
+        results.append(await table.act_all({"bob": "?", "ann": "?"}, {"ann": bracketed, "bob": len}))
+        return EVEN
+
+    await play(three(ask), scripted(ann=lines("[7]"), bob=lines("[7]"), cleo=lines("")))
+    assert results == [{"ann": 7, "bob": 3}]
+
+
+async def test_players_of_every_kind_are_judged_and_returned_in_seat_order() -> None:
+    results: list[tuple[str, Any]] = []
+
+    async def ask(table: Table) -> Scores:
+        results.extend((await table.act_all("?", bracketed)).items())
+        return EVEN
+
+    tries = ["one", "[1]"]
+    turns = ScriptedTurns({"ann": lambda context: tries.pop(0), "cleo": lambda context: "[3]"})
+    episode = await play(three(ask, retries=1), writers("ann", "cleo") | scripted(bob=lines("[2]")), turns)
+    assert results == [("ann", 1), ("bob", 2), ("cleo", 3)]
+    replies = [line.seat for line in episode.recording.lines if line.kind in ("reply", "complaint")]
+    assert replies == ["ann", "bob", "cleo", "ann"]
+
+
 async def test_an_uncaught_forfeit_ends_the_episode_with_the_declared_scores() -> None:
     async def ask(table: Table) -> Scores:
         await table["bob"].act("?", bracketed)
@@ -230,6 +256,10 @@ async def _uneven(table: Table) -> None:
     await table.act_all({"ann": "?"}, str, seats=["ann", "bob"])
 
 
+async def _unparsed(table: Table) -> None:
+    await table.act_all("?", {"ann": str, "bob": str})
+
+
 async def _nothing(table: Table) -> None:
     table.measure("success", None)  # type: ignore[arg-type]
 
@@ -274,6 +304,7 @@ MISUSES = [
     (_stranger, "no seat 'anne' at this table (did you mean 'ann'?)"),
     (_same, "names a seat twice"),
     (_uneven, "give each seat one prompt"),
+    (_unparsed, "give each seat one parser"),
     (_nothing, "measure 'success' is None"),
     (_nan, "measure 'success' is nan"),
     (_async_parser, "parser of seat 'ann' is an `async def`"),
