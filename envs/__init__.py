@@ -1,0 +1,8 @@
+"""Games with rules, as frozen values: usable alone, proved by `check_game`, and turned into scenarios by `scenarios.games.play`."""
+
+from envs.dilemma import Dilemma
+from envs.game import Game
+from envs.guess import Guess
+from envs.nim import Nim
+
+__all__ = ["Dilemma", "Game", "Guess", "Nim"]

@@ -1,0 +1,73 @@
+"""Players that are not models, for the games here: the perfect, the sensible and the random ones.
+
+Each is a function `(heard, prompt, rng) -> text`, the form in which scenarios take scripted players. They read the prompt, and
+the brief where the rules have parameters.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from envs.dilemma import COOPERATE, DEFECT
+from envs.guess import HINTS
+from envs.nim import LOST, MOST
+
+Strategy = Callable[[Sequence[str], str, random.Random], str]
+
+
+def honest_hinter(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Guess: say truly where the secret is."""
+    secret, guess = numbers(prompt)
+    return "higher" if secret > guess else "lower"
+
+
+def random_hinter(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Guess: say anything."""
+    return rng.choice(HINTS)
+
+
+def binary_search(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Guess: halve what the hints leave; any number once they contradict each other."""
+    lowest, highest = 1, largest_secret(heard)
+    for hint, number in re.findall(r"(higher|lower) than (\d+)", prompt):
+        lowest = max(lowest, int(number) + 1) if hint == "higher" else lowest
+        highest = min(highest, int(number) - 1) if hint == "lower" else highest
+    return f"guess {(lowest + highest) // 2}" if lowest <= highest else random_guesser(heard, prompt, rng)
+
+
+def random_guesser(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Guess: any number."""
+    return f"guess {rng.randint(1, largest_secret(heard))}"
+
+
+def largest_secret(heard: Sequence[str]) -> int:
+    """What the guesser's brief says of the secret; 7 for one who was not briefed."""
+    return numbers(heard[0])[-1] if heard else 7
+
+
+def perfect_nim(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Nim: leave a multiple of four; take anything where that cannot be done."""
+    (pile,) = numbers(prompt)
+    return f"take {pile % LOST}" if pile % LOST else random_nim(heard, prompt, rng)
+
+
+def random_nim(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Nim: take any legal number."""
+    (pile,) = numbers(prompt)
+    return f"take {rng.randint(1, min(MOST, pile))}"
+
+
+def tit_for_tat(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Dilemma: cooperate first, then do what the other did."""
+    return DEFECT if DEFECT in prompt else COOPERATE
+
+
+def random_dilemma(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Dilemma: cooperate half the time."""
+    return rng.choice((COOPERATE, DEFECT))
+
+
+def numbers(prompt: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", prompt)]
