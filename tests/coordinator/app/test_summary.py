@@ -117,7 +117,7 @@ def test_the_picture_is_a_png_of_900_by_500() -> None:
 
 def test_names_are_no_formulas_and_no_fonts_are_missed() -> None:
     pytest.importorskip("matplotlib")
-    rows: list[Row] = [{"round": r, "agent": "$x_{ 答", "reward_mean": 1.0, "measure/a$b$": 0.5} for r in (1, 2)]
+    rows: list[Row] = [{"round": r, "agent": "$x_{$ 答", "reward_mean": 1.0, "measure/a$b$": 0.5} for r in (1, 2)]
     assert draw(rows, "a$b$") is not None
 
 
