@@ -10,6 +10,7 @@ async def nim(table: Table) -> Scores:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 from envs.game import Game
@@ -27,35 +28,10 @@ async def play(table: Table, game: G) -> G:
     for name in game.seats:
         table[name].brief(game.brief(name))
     while acting := game.to_act():
-        game = game.apply(await _moves(table, game, acting))
+        views = {seat: game.view(seat) for seat in acting}
+        replies = await table.act_all(views, {seat: partial(game.parse, seat) for seat in acting})
+        for reply in replies.values():
+            if isinstance(reply, Forfeited):
+                raise Forfeit(reply.seat, reply.reason)
+        game = game.apply(replies)
     return game
-
-
-async def _moves(table: Table, game: Game[Any], acting: tuple[str, ...]) -> dict[str, Any]:
-    if len(acting) == 1:
-        (seat,) = acting
-        return {seat: await table[seat].act(game.view(seat), lambda text: game.parse(seat, text))}
-    replies = await table.act_all({seat: game.view(seat) for seat in acting}, lambda text: _read(game, acting, text))
-    return {seat: _move(game, seat, reply) for seat, reply in replies.items()}
-
-
-def _read(game: Game[Any], acting: tuple[str, ...], text: str) -> str:
-    """A turn has one parser for all its seats: here it takes what is legal for at least one of them."""
-    refusals = []
-    for seat in acting:
-        try:
-            game.parse(seat, text)
-        except ValueError as error:
-            refusals.append(error)
-        else:
-            return text
-    raise refusals[0]
-
-
-def _move(game: Game[Any], seat: str, reply: str | Forfeited) -> Any:
-    if isinstance(reply, Forfeited):
-        raise Forfeit(seat, reply.reason)
-    try:
-        return game.parse(seat, reply)
-    except ValueError as error:
-        raise Forfeit(seat, str(error)) from error

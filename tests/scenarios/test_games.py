@@ -64,6 +64,12 @@ async def budgets(table: Table) -> Scores:
     return (await games.play(table, Budgets((2, 9)))).scores()
 
 
+@scenario("poor", "rich", version=1, retries=1)
+async def patient(table: Table) -> Scores:
+    """Two bids each; a bad one may be made again."""
+    return (await games.play(table, Budgets((2, 9)))).scores()
+
+
 @scenario("poor", "rich", version=1)
 async def caught(table: Table) -> Scores:
     """Two bids each; whoever forfeits is named by its score."""
@@ -91,6 +97,13 @@ async def test_an_answer_that_only_the_other_seat_may_give_is_a_forfeit() -> Non
 async def test_a_forfeit_of_one_of_several_seats_ends_the_game() -> None:
     episode = await play(budgets, scripted(poor=lines("2"), rich=lines("a lot")))
     assert (episode.ended, dict(episode.scores)) == (Ended.FORFEITED, {"rich": -1.0, "poor": 0.0})
+
+
+async def test_every_seat_hears_its_own_complaint_and_may_try_again() -> None:
+    episode = await play(patient, scripted(poor=lines("9", "1"), rich=lines("10", "1")))
+    assert episode.ended is Ended.FINISHED
+    assert "Bid from 0 to 2." in heard(episode, "poor")
+    assert "Bid from 0 to 9." in heard(episode, "rich")
 
 
 async def test_every_seat_is_briefed_with_its_own_rules_and_sees_its_own_view() -> None:

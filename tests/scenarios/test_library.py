@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scenario_fakes import lines, play, scripted
@@ -28,7 +29,7 @@ def seated(played: Scenario, seed: int, **others: ScriptedFunction) -> dict[Seat
 
 
 async def rate(
-    name: str, measure: str, episodes: int = 50, params: dict[str, object] | None = None, **others: ScriptedFunction
+    name: str, measure: str, episodes: int = 50, params: dict[str, Any] | None = None, **others: ScriptedFunction
 ) -> float:
     """The mean of a measure."""
     played = LIBRARY[name]
@@ -75,7 +76,7 @@ async def test_binary_search_and_true_hints_always_succeed_at_guess() -> None:
 
 @pytest.mark.parametrize(("seat", "other"), [("alpha", "beta"), ("beta", "alpha")])
 async def test_the_perfect_nim_player_wins_from_every_winnable_pile(seat: str, other: str) -> None:
-    params: dict[str, object] = {"first": seat, "winnable": True}
+    params: dict[str, Any] = {"first": seat, "winnable": True}
     opponents = {other: random_nim}
     assert await rate("nim", f"win_{seat}", params=params, **opponents) == 1.0
     assert await rate("nim", f"win_{seat}", params=params) == 1.0
@@ -85,7 +86,7 @@ async def test_only_moves_that_keep_a_win_are_optimal() -> None:
     def take_one(heard: object, prompt: str, rng: random.Random) -> str:
         return "take 1"
 
-    params: dict[str, object] = {"pile_min": 6, "pile_max": 6, "first": "alpha"}
+    params: dict[str, Any] = {"pile_min": 6, "pile_max": 6, "first": "alpha"}
     # 6 -1-> 5 -1-> 4 -1-> 3 -1-> 2 -1-> 1 -1-> 0: of the moves from 6, 5, 3, 2, 1 those from 5 and 1 were right
     assert await rate("nim", "optimal", 1, params, alpha=take_one, beta=take_one) == 2 / 5
     assert await rate("nim", "optimal", params={"winnable": True}, alpha=perfect_nim, beta=perfect_nim) == 1.0
