@@ -104,7 +104,7 @@ JOBS = (
         DILEMMA,
         lambda after: max(after) < 0.1,
         "each < 0.1",
-        ("params.payoffs=own",),
+        ("params.payoff=own",),
     ),
     Job(
         "dilemma, shared payoffs",
@@ -115,7 +115,7 @@ JOBS = (
         DILEMMA,
         lambda after: min(after) > 0.95,
         "each > 0.95",
-        ("params.payoffs=shared",),
+        ("params.payoff=shared",),
     ),
 )
 

@@ -31,7 +31,7 @@ from coordinator.app.training import Agent, Training
 from scenarios import Scenario
 from scenarios.episode import Limits
 from scenarios.host import Production
-from scenarios.recording import render
+from scenarios.transcript import render
 from tinker.algorithms.registry import make_algorithm
 from tinker.client import Client, ClientError, CoordinatorLost
 from tinker.engines.engine import Files
@@ -145,6 +145,8 @@ class Play:
         spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opentinker-host-")))
         hello = Hello(PeerRole.HOST, PeerName(f"host-{os.getpid()}"), machine_id(), os.getpid())
         client = Client(transport.connect(address), hello, self.clock, self._on_event)
+        failure: Exception | None = None
+        exit = Exit("failed", 1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.serve, name="client")
             for child in self.interrupt.children:
@@ -160,8 +162,6 @@ class Play:
                 await client.leave(exit.reason)
             except (ClientError, ConfigError, RunDirectoryError) as error:
                 failure = error
-            else:
-                failure = None
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure

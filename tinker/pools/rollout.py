@@ -20,9 +20,10 @@ from tinker.runtime.actor import Actor
 
 Post = Callable[[Any], None]
 Fetch = Callable[[BlobRef], Awaitable[Files]]
+RolloutMessage = Generate | Cancel | Forget | Load | Unload | Release
 
 
-class RolloutWorker(Actor):
+class RolloutWorker(Actor[RolloutMessage, None]):
     """One worker. `post` sends to the coordinator, `fetch` reads bundles of the data plane, `tasks` outlives the worker."""
 
     def __init__(self, capacity: int, engine: Engine, post: Post, fetch: Fetch, tasks: TaskGroup) -> None:
@@ -33,15 +34,15 @@ class RolloutWorker(Actor):
         self._tasks = tasks
         self._running: dict[tuple[TurnId, SeatName], anyio.CancelScope] = {}
 
-    async def receive(self, message: Generate | Cancel | Forget | Load | Unload | Release) -> None:
+    async def receive(self, message: RolloutMessage) -> None:
         match message:
             case Generate():
                 await self._slots.acquire()
                 self._tasks.start_soon(self._answer, message, name=f"generate {message.turn.episode} {message.seat}")
             case Cancel():
-                scope = self._running.get((message.turn, message.seat))
-                if scope is not None:
-                    scope.cancel()
+                running = self._running.pop((message.turn, message.seat), None)
+                if running is not None:
+                    running.cancel()
             case Forget():
                 await self._engine.forget(cache_prefix(message.run, message.episode))
             case Load():
@@ -61,6 +62,9 @@ class RolloutWorker(Actor):
             with anyio.move_on_after(message.deadline) as scope:
                 self._running[key] = scope
                 self._post(await self._generated(message))
+            if scope.cancelled_caught and key in self._running:  # not by `Cancel`: somebody may still wait
+                why = "the worker was stopped, or the deadline passed, before it answered"
+                self._post(GenerateFailed(message.turn, message.seat, message.worker, why))
         finally:
             self._running.pop(key, None)
             self._slots.release()

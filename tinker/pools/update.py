@@ -27,13 +27,12 @@ from tinker.protocol.to_coordinator import WorkerDone, WorkerFailed
 from tinker.protocol.to_taskserver import Release, Work
 from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, RunId, pack_floats
 from tinker.runtime.actor import Actor
-from tinker.runtime.bulk import BulkError
 
 Keep = Callable[[str, Files], BlobRef]
 STORED = 256
 
 
-class OperationWorker(Actor):
+class OperationWorker(Actor[Work | Release, None]):
     """One update or forward worker. `keep` puts a bundle on the data plane and returns where it lies."""
 
     def __init__(self, engine: Engine, post: Post, fetch: Fetch, keep: Keep) -> None:
@@ -52,8 +51,12 @@ class OperationWorker(Actor):
             return
         try:
             result = self._results.get(message.op) or await self._do(message.run, message.policy, message.operation)
-        except (EngineError, BulkError, OSError, ValueError) as error:
+        except EngineError as error:
             self._post(WorkerFailed(message.run, message.op, message.worker, str(error)))
+            return
+        except Exception as error:  # whatever it is, whoever asked must hear of it
+            reason = f"{type(error).__name__}: {error}"
+            self._post(WorkerFailed(message.run, message.op, message.worker, reason))
             return
         self._results[message.op] = result
         while len(self._results) > STORED:
@@ -85,4 +88,9 @@ class OperationWorker(Actor):
         return Measured(tuple(Metric(name, float(value)) for name, value in numbers.items()))
 
     def _published(self, version: PolicyVersion, files: Files) -> Published:
-        return Published(version, self._keep(f"{version.policy}/v{version.version:06d}", files))
+        return Published(version, self._keep(version_bundle(version), files))
+
+
+def version_bundle(version: PolicyVersion) -> str:
+    """The name of a published version's bundle on the data plane."""
+    return f"{version.policy}/v{version.version:06d}"

@@ -16,16 +16,26 @@ from anyio.abc import TaskGroup
 
 from tinker.engines.engine import Engine, Files
 from tinker.pools.rollout import RolloutWorker
-from tinker.pools.update import OperationWorker
+from tinker.pools.update import OperationWorker, version_bundle
 from tinker.protocol import ToAny, ToTaskserver
 from tinker.protocol.to_any import Draining, Refused, Welcome
-from tinker.protocol.to_coordinator import Bye, Heartbeat, Hello, WorkerLost, WorkerOffer
-from tinker.protocol.to_taskserver import Forget, Generate, Release, Unload
+from tinker.protocol.to_coordinator import (
+    Bye,
+    GenerateFailed,
+    Heartbeat,
+    Hello,
+    LoadFailed,
+    WorkerFailed,
+    WorkerLost,
+    WorkerOffer,
+)
+from tinker.protocol.to_taskserver import Forget, Generate, Load, Release, Unload, Work
 from tinker.protocol.values import BlobRef, PeerName, PoolKind, Role, WorkerName
-from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, MailboxFull, Restart
+from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, MailboxFull
 from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import Clock
 from tinker.runtime.codec import decode, encode
+from tinker.runtime.supervision import Restart
 from tinker.runtime.transport import Connection
 
 MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
@@ -72,7 +82,7 @@ class TaskServer:
     async def serve(self) -> None:
         """TaskServerError if the coordinator refuses us or is lost. The engine must have been entered."""
         self._heard = self.clock.now()
-        async with anyio.create_task_group() as tasks, ActorSystem() as system:
+        async with anyio.create_task_group() as tasks, ActorSystem(on_failure=_log_failure) as system:
             offers = self._offers()
             for offer in offers:
                 self._spawn(system, offer, tasks)
@@ -109,10 +119,10 @@ class TaskServer:
         )
 
     def _spawn(self, system: ActorSystem, offer: WorkerOffer, tasks: TaskGroup) -> None:
-        def rollout() -> Actor:
+        def rollout() -> Actor[Any, Any]:
             return RolloutWorker(offer.capacity, self.engine, self._send, self._fetch, tasks)
 
-        def operations() -> Actor:
+        def operations() -> Actor[Any, Any]:
             return OperationWorker(self.engine, self._send, self._fetch, self._keep)
 
         factory = rollout if offer.kind == PoolKind.ROLLOUT else operations
@@ -136,8 +146,7 @@ class TaskServer:
     def _take(self, message: ToTaskserver | ToAny) -> None:
         match message:
             case Welcome():
-                if self._lease != message.lease or not self._heard:
-                    self._lease = message.lease
+                self._lease = message.lease
                 self.on_joined()
             case Refused():
                 if message.what == "Hello":
@@ -157,13 +166,25 @@ class TaskServer:
     def _hand_over(self, message: Any) -> None:
         worker = self._workers.get(message.worker)
         try:
-            if worker is not None:
+            if worker is None:
+                self._not_done(message, "there is no such worker here (any more)")
+            else:
                 worker.tell(message)
         except (MailboxFull, ActorDead) as error:
-            log.warning("not handed over", worker=message.worker, message=type(message).__name__, why=str(error))
+            self._not_done(message, str(error))
         if isinstance(message, Unload):
-            self.store.remove(f"{message.version.policy}/v{message.version.version:06d}")
-        assert not isinstance(message, Generate) or message.turn
+            self.store.remove(version_bundle(message.version))
+
+    def _not_done(self, message: Any, why: str) -> None:
+        """Whoever waits for this message's outcome hears that there will be none."""
+        log.warning("not done", worker=message.worker, message=type(message).__name__, why=why)
+        match message:
+            case Generate():
+                self._send(GenerateFailed(message.turn, message.seat, message.worker, why))
+            case Load():
+                self._send(LoadFailed(message.run, message.worker, message.version, why))
+            case Work():
+                self._send(WorkerFailed(message.run, message.op, message.worker, why))
 
     async def _keep_lease(self) -> None:
         while True:
@@ -182,3 +203,7 @@ class TaskServer:
 
     def _keep(self, name: str, files: Files) -> BlobRef:
         return self.store.put(name, files)
+
+
+def _log_failure(name: str, error: Exception) -> None:
+    log.error("worker failed", worker=name, reason=f"{type(error).__name__}: {error}")
