@@ -18,7 +18,7 @@ from coordinator.core.turns import Turns
 from coordinator.core.versions import Versions, WrongWeights
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.to_any import Refused, Welcome
-from tinker.protocol.to_host import Admitted, Missing, OperationFailed, Queued, RunStopped, TurnRefused
+from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnRefused
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, Role, RunId, WorkerName
 
@@ -43,7 +43,8 @@ NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
 
 @dataclass(slots=True)
 class Coordinator:
-    """`lease`: a member silent for two leases is lost. `counts`: refusals and totals, by name."""
+    """`lease`: a member silent for two leases is lost. `ended`: runs that are over, while their host is a member (in order; an
+    old `Submit` that comes again must not start them twice). `counts`: refusals and totals, by name."""
 
     name: PeerName
     epoch: int = 1
@@ -51,6 +52,7 @@ class Coordinator:
     roster: Roster = field(default_factory=Roster)
     queue: dict[RunId, tuple[said.RunSpec, PeerName]] = field(default_factory=dict)
     runs: dict[RunId, Run] = field(default_factory=dict)
+    ended: dict[tuple[RunId, PeerName], None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     turns: Turns = field(init=False)
 
@@ -116,11 +118,7 @@ class Coordinator:
             case said.Arrive():
                 return self._own(peer, message.run).arrive(message, now)
             case said.Operate():
-                run = self.runs.get(message.run)
-                if run is None or run.host != peer:
-                    self.counts["refused Operate"] += 1
-                    return [(peer, OperationFailed(message.run, message.op, _no_run(peer, message.run)))]
-                return run.operate(message)
+                return self._own(peer, message.run).operate(message)
             case said.WorkerDone() if message.run in self.runs:
                 return self.runs[message.run].done(message)
             case said.WorkerFailed() if message.run in self.runs:
@@ -137,6 +135,7 @@ class Coordinator:
             case said.EndRun():
                 if message.run in self.queue and self.queue[message.run][1] == peer:
                     del self.queue[message.run]
+                    self.ended[message.run, peer] = None
                     return []
                 self._own(peer, message.run)
                 return self._end(message.run)
@@ -158,8 +157,8 @@ class Coordinator:
             return [(peer, Queued(spec.run, self._why_queued(spec)))]
         if run is not None and (run.spec, run.host) == (spec, peer):
             return [(peer, run.admitted)]
-        if waiting is not None or run is not None:
-            raise ValueError(f"run {spec.run} exists already; submit under another id")
+        if waiting is not None or run is not None or (spec.run, peer) in self.ended:
+            raise ValueError(f"run {spec.run} exists already, or has ended; submit under another id")
         rnd.begin(spec)
         self.queue[spec.run] = (spec, peer)
         return self._admit(spec.run, now) or [(peer, Queued(spec.run, self._why_queued(spec)))]
@@ -198,6 +197,7 @@ class Coordinator:
     def _end(self, run_id: RunId) -> Sends:
         """Free everything that belongs to the run."""
         run = self.runs.pop(run_id)
+        self.ended[run_id, run.host] = None
         sends = self.turns.clear_run(run)
         return sends + [(server, Release(run_id)) for server in run.servers()]
 
@@ -223,6 +223,7 @@ class Coordinator:
             sends += self._worker_lost(worker.name, f"task server {peer} is gone ({reason})", now)
         for run_id in [run_id for run_id, run in self.runs.items() if run.host == peer]:
             sends += self._end(run_id)
+        self.ended = {(run_id, host): None for run_id, host in self.ended if host != peer}
         self.queue = {run_id: queued for run_id, queued in self.queue.items() if queued[1] != peer}
         self.roster = members.leave(self.roster, peer)
         return [(to, message) for to, message in sends if to != peer]

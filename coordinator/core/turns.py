@@ -124,8 +124,9 @@ class Turns:
 
     def _place(self, run: Run, key: Key, now: float) -> Sends:
         table = self.tables[key]
+        left = table.turn.deadline - now if table.turn else 0.0
         sends: Sends = []
-        for admission in table.turn.waiting if table.turn else ():
+        for admission in table.turn.waiting if table.turn and left > 0 else ():
             request = admission.request
             if admission.worker is not None or table.turn is None:
                 continue
@@ -135,7 +136,7 @@ class Turns:
             if worker is None:
                 continue
             self.in_flight[worker] += 1
-            turn, left = table.id(table.turn.number), table.turn.deadline - now
+            turn = table.id(table.turn.number)
             table = gate.place(table, request.seat, worker)
             generate = Generate(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)
             sends.append((run.owners[worker], generate))

@@ -1,0 +1,55 @@
+"""Random histories: honest peers, a bad network and faults, against every invariant after every step (`core_world`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from core_world import World
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+BLOCK = 60  # histories per test
+
+
+@pytest.mark.parametrize("first", range(0, 8 * BLOCK, BLOCK))
+def test_every_history_keeps_the_invariants_and_comes_to_its_end(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        World(seed).play()
+
+
+def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
+    did: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(BLOCK):
+        world = World(seed)
+        world.play()
+        did += world.did + world.core.counts
+        ends.update("lost" if h.lost else "stopped" if h.stopped else "finished" for h in world.hosts.values())
+    wanted = ("faulty Generate", "faulty Load", "faulty Work", "forged", "old message again", "duplicate at once")
+    faults = ("fault: worker", "fault: server", "fault: freeze", "fault: host", "fault: join")
+    counted = (
+        "refused answers",
+        "failed requests",
+        "turns past their deadline",
+        "repeated OpenTurn",
+        "workers out of service",
+    )
+    assert [name for name in (*wanted, *faults, *counted) if not did[name]] == []
+    assert min(ends["lost"], ends["stopped"], ends["finished"]) > 0
+
+
+def test_the_same_history_gives_the_same_states_and_messages_whatever_the_hash_seed() -> None:
+    digests = []
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+        command = [sys.executable, str(HERE / "core_world.py"), *map(str, range(12))]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        digests.append(ran.stdout)
+    assert digests[0] == digests[1]
+    assert len(set(digests[0].split())) == 12
