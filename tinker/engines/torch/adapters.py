@@ -84,6 +84,10 @@ def read_adapter(files: Files, sites: Sequence[Site], base: str) -> Adapter:
             f"the adapter adapts {min(tensors)}, which {base} lacks or cannot adapt (it has {_leaves(sites)}): "
             "it belongs to another base model"
         )
+    if not all(bool(tensor.isfinite().all()) for tensor in (*down, *up) if tensor is not None):
+        raise EngineError(
+            "the adapter holds numbers that are not finite: its training went wrong, publish an earlier version"
+        )
     if not any(tensor is not None for tensor in down):
         raise EngineError(f"the adapter holds no weights; expected lora_A and lora_B for some of {_leaves(sites)}")
     return Adapter(rank=rank, alpha=alpha, down=tuple(down), up=tuple(up))

@@ -81,6 +81,16 @@ class TorchEngine:
         """Known once the engine was entered."""
         return self._ready.card
 
+    @property
+    def running(self) -> int:
+        """Requests waiting for or in the batch."""
+        return len(self._batch)
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that went through the model so far; those found in the cache did not."""
+        return self._batch.prefilled
+
     async def __aenter__(self) -> TorchEngine:
         self._loop = asyncio.get_running_loop()
         started: Future = self._loop.create_future()

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from tinker.engines.engine import EngineError
 from tinker.engines.torch.lora import LoraLinear, Router, Site
 from tinker.protocol.values import ModelCard
+from tinker.tokens.errors import TokenizerError
+from tinker.tokens.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # rotary decoders whose attention asks its cache with `update(k, v, layer)`
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
@@ -69,17 +69,17 @@ def load_model(name: str, max_context: int | None = None) -> Model:
         )
     causal.eval().requires_grad_(False)
     vocab = int(causal.get_input_embeddings().weight.shape[0])
-    _check_vocabulary(folder, vocab)
+    tokenizer = _tokenizer(folder, vocab)
     digest = _digest(causal.named_parameters(), config)
     router = _with_sites(causal.model)
     context = int(config.max_position_embeddings)
     card = ModelCard(
-        name=Path(name).name or name,
+        name=folder.resolve().name if Path(name).is_dir() else name,
         digest=digest,
-        tokenizer=tokenizer_digest(folder),
+        tokenizer=tokenizer.digest if tokenizer else "",
         vocab=vocab,
         context=min(context, max_context) if max_context else context,
-        eos_ids=_eos_ids(causal),
+        eos_ids=_eos_ids(causal, tokenizer),
         lora_targets=tuple(dict.fromkeys(site.leaf for site in router.sites)),
     )
     accepted = inspect.signature(type(causal.model).forward).parameters
@@ -93,16 +93,6 @@ def load_model(name: str, max_context: int | None = None) -> Model:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         cache_argument="cache" if "cache" in accepted else "past_key_values",
     )
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """sha256 over the tokenizer's files, names included; empty if there are none."""
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    total = hashlib.sha256()
-    for path in found:
-        data = path.read_bytes()
-        total.update(f"{path.name} {len(data)}\n".encode() + data)
-    return total.hexdigest() if found else ""
 
 
 def _folder(name: str) -> Path:
@@ -136,16 +126,19 @@ def _checked_config(folder: Path) -> Any:
     return config
 
 
-def _check_vocabulary(folder: Path, vocab: int) -> None:
-    """Ids that the tokenizer can make but the model cannot read (J2 in words: added tokens, embedding not resized)."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return
-    largest = max(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    if largest > vocab:
+def _tokenizer(folder: Path, vocab: int) -> Tokenizer | None:
+    """The tokenizer beside the weights, if any; refused if it makes ids that the model cannot read."""
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_dir(folder)
+    except TokenizerError as reason:
+        raise EngineError(f"the tokenizer of {folder} cannot be read: {reason}") from reason
+    if tokenizer.vocab > vocab:
         raise EngineError(
-            f"the tokenizer of {folder} has {largest} ids but the model embeds {vocab}: resize the embedding and save the model again"
+            f"the tokenizer of {folder} has {tokenizer.vocab} ids but the model embeds {vocab}: resize the embedding and save it again"
         )
+    return tokenizer
 
 
 def _digest(parameters: Iterable[tuple[str, nn.Parameter]], config: Any) -> str:
@@ -178,8 +171,8 @@ def _with_sites(body: nn.Module) -> Router:
     return router
 
 
-def _eos_ids(causal: Any) -> tuple[int, ...]:
-    found: set[int] = set()
+def _eos_ids(causal: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    found: set[int] = set(tokenizer.eos_ids if tokenizer else ())
     for source in (causal.generation_config, causal.config):
         ids = getattr(source, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
