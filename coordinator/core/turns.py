@@ -2,7 +2,8 @@
 
 Invariants (checked by `violations`): those of each table, and
 - U1 `in_flight` counts exactly the requests that are placed at a worker and not answered yet;
-- U2 no table outlives its episode.
+- U2 no table outlives its episode;
+- U3 no request waits for a worker while one serves its version (the gate has no lost wake-up).
 """
 
 from __future__ import annotations
@@ -124,9 +125,9 @@ class Turns:
 
     def _place(self, run: Run, key: Key, now: float) -> Sends:
         table = self.tables[key]
-        left = table.turn.deadline - now if table.turn else 0.0
+        left = max(0.0, table.turn.deadline - now) if table.turn else 0.0
         sends: Sends = []
-        for admission in table.turn.waiting if table.turn and left > 0 else ():
+        for admission in table.turn.waiting if table.turn else ():
             request = admission.request
             if admission.worker is not None or table.turn is None:
                 continue
@@ -168,6 +169,10 @@ class Turns:
             found += gate.violations(table)
             if run_id not in runs or episode not in runs[run_id].rounds.unaccounted:
                 found.append("U2 a table outlives its episode")
+                continue
+            nowhere = [each.request.policy for each in table.turn.waiting if each.worker is None] if table.turn else []
+            if any(runs[run_id].versions.serving(policy) for policy in nowhere):
+                found.append("U3 a request waits although a worker serves its version")
         held = Counter(a.worker for t in self.tables.values() if t.turn for a in t.turn.waiting if a.worker)
         if {worker: n for worker, n in self.in_flight.items() if n} != dict(held):
             found.append("U1 requests in flight are miscounted")

@@ -54,7 +54,7 @@ class Server:
         """I1, I3 and I9, when the coordinator asks: an admitted seat of an open turn, in the bound, of a worker that serves it."""
         host = next(host for host in world.hosts.values() if host.spec.run == asked.turn.run)
         assert asked.worker in [worker.name for worker in self.hello.workers], f"{asked.worker} is not here"
-        assert 0 < asked.deadline < 20.001
+        assert 0 <= asked.deadline < 20.001
         host.check_asked(asked)
         run = world.core.runs.get(asked.turn.run)  # None: stopped in the same step
         assert run is None or (self.hello.model is not None and self.hello.model.digest == run.model)

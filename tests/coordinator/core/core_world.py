@@ -243,6 +243,9 @@ class World:
             replace(played, requests=(replace(played.requests[0], policy=version("nobody", 0)), *played.requests[1:])),
             replace(played, requests=played.requests + played.requests, turn=replace(played.turn, number=99)),
             replace(played, turn=replace(played.turn, run=RunId("no run"))),
+            replace(
+                played, turn=replace(played.turn, number=99), requests=(request("x", version(who.name, number + 1)),)
+            ),
             said.Operate(spec.run, f"forged{self.steps}", who.name, "policy of nobody", OptimStep(AdamSpec(1.0))),  # type: ignore[arg-type]
             said.Operate(RunId("no run"), f"forged{self.steps}", who.name, who.policy, OptimStep(AdamSpec(1.0))),  # type: ignore[arg-type]
             said.EndRun(RunId("no run"), "forged"),

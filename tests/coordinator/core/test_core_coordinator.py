@@ -457,6 +457,14 @@ class TestTurns:
         desk.says(more, loaded(late, "a", 0))
         assert late in workers()
 
+    def test_a_request_that_nobody_could_take_is_sent_as_soon_as_somebody_serves_its_version(self) -> None:
+        desk = playing()
+        desk.join(server_hello("more", "r"))
+        desk.says(SERVER, said.WorkerLost(R0, "x"), said.WorkerLost(R1, "x"))
+        assert desk.says(HOST, turn(0, seat())) == []
+        (sent,) = desk.says(PeerName("more"), loaded(WorkerName("more/r0"), "a", 0))
+        assert isinstance(sent, Generate) and sent.worker == "more/r0"
+
 
 class TestLosses:
     def test_without_its_update_worker_a_run_stops_and_says_what_to_do(self) -> None:
