@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tinker.protocol import VERSION, Message, ToAny, ToCoordinator, ToHost, ToTaskserver
 from tinker.protocol.episodes import Episode, Trajectory
 from tinker.protocol.operations import OptimStep, Publish
+from tinker.protocol.to_bulk import ToBulkClient, ToBulkServer
 from tinker.protocol.to_coordinator import Arrive, Generated, Heartbeat, Hello, OpenTurn, Operate, SeatRequest
 from tinker.protocol.to_host import Missing, TurnClosed
 from tinker.protocol.values import (
@@ -55,16 +56,19 @@ OPEN = OpenTurn(
 ARRIVE = Arrive(RunId("r"), 1, Phase.UPDATE, Edge.START, AgentName("a"), 2)
 
 
+EVERY = {*get_args(Message), *get_args(ToBulkServer), *get_args(ToBulkClient)}
+
+
 def raw(*fields: Any, kind: str = "Heartbeat", version: Any = VERSION) -> bytes:
     return bytes(msgpack.packb([version, kind, *fields]))
 
 
-@pytest.mark.parametrize("kind", get_args(Message), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", sorted(EVERY, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
 def test_every_kind_round_trips(kind: type) -> None:
     @settings(max_examples=15, deadline=None)
     @given(st.from_type(kind))
     def check(message: Any) -> None:
-        assert decode(encode(message), Message) == message
+        assert decode(encode(message), kind) == message
 
     check()
 

@@ -51,6 +51,11 @@ class Limits:
     queue: int = 10_000
     heartbeat: float = 1.0
 
+    def check(self, data: bytes) -> None:
+        """FrameTooLarge if it is."""
+        if len(data) > self.frame:
+            raise FrameTooLarge(f"a frame of {len(data)} bytes; at most {self.frame} fit")
+
 
 DEFAULT_LIMITS = Limits()
 

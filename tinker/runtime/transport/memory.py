@@ -14,7 +14,6 @@ from tinker.runtime.transport.interface import (
     Arrival,
     Closed,
     Disconnected,
-    FrameTooLarge,
     Limits,
     PeerGone,
     PeerKey,
@@ -89,7 +88,7 @@ class MemoryListener:
     def send(self, peer: PeerKey, data: bytes) -> None:
         if self._closed:
             raise Closed(f"the listener at {self.address} is closed")
-        _check_size(data, self._limits)
+        self._limits.check(data)
         connection = self._network.connection(self.address, peer)
         if connection is None:
             raise PeerGone(f"no peer {peer!r} is connected to {self.address}")
@@ -142,7 +141,7 @@ class MemoryConnection:
     def send(self, data: bytes) -> None:
         if self._closed:
             raise Closed(f"the connection to {self.address} is closed")
-        _check_size(data, self._limits)
+        self._limits.check(data)
         if len(self.waiting) >= self._limits.queue:
             raise PeerSlow(
                 f"{len(self.waiting)} frames wait for {self.address}: it does not read, or nobody listens there"
@@ -192,8 +191,3 @@ class MemoryConnection:
     def _refill(self) -> None:
         for _ in range(min(BURST, len(self._pending))):
             self._inbox.arrived.append(self._pending.popleft())
-
-
-def _check_size(data: bytes, limits: Limits) -> None:
-    if len(data) > limits.frame:
-        raise FrameTooLarge(f"a frame of {len(data)} bytes; at most {limits.frame} fit")
