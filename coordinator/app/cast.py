@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from coordinator.app.config import ConfigError, Learning, RunConfig
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
+from scenarios.scenario import NAME
 from tinker.algorithms.registry import make_algorithm
 from tinker.protocol.seeds import derive
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec
@@ -36,6 +37,8 @@ def roles(run: RunId, scenario: Scenario, config: RunConfig) -> tuple[Role, ...]
     problems = []
     seats_of: dict[str, tuple[str, ...]] = {}
     for name, agent in config.agents.items():
+        if not NAME.fullmatch(name):
+            problems.append(f"agents.{name!r}: expected letters, digits, '_' or '-', a letter first")
         if not agent.seats and name not in scenario.seats:
             problems.append(
                 f"agents.{name}: no seat has this name; the seats are {', '.join(scenario.seats)} (or give seats = [...])"

@@ -63,7 +63,7 @@ class AgentConfig(BaseModel):
 
 
 class RunConfig(BaseModel):
-    """One run, fully resolved."""
+    """One run, fully resolved. `threads`: of the engine (0: all cores). `replies`: what the scripted engine answers with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,6 +81,7 @@ class RunConfig(BaseModel):
     model: str = "demo"
     engine: Literal["torch", "scripted"] = "torch"
     threads: Annotated[int, Field(ge=0)] = 0
+    replies: Annotated[tuple[str, ...], Field(min_length=1)] = ("yes", "no")
     learning: Learning = Learning()
     agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
     params: Mapping[str, Any] = Field(default_factory=dict)

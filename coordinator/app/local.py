@@ -7,6 +7,7 @@ host. With it, this process is only the host. The first Ctrl-C drains (what is f
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-from tinker.runtime.bulk import BulkClient, BundleStore, machine_id
 
 from agents.learner import Learner, LearnerOptions
 from coordinator.app import findings
@@ -40,6 +40,7 @@ from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.to_host import Admitted, CoordinatorLoad, Missing, Queued
 from tinker.protocol.values import BlobRef, PeerName, RunId
 from tinker.protocol.values import Role as PeerRole
+from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BundleStore, machine_id
 from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.transport import ZmqTransport
 from tinker.tokens import ChatTemplate, Tokenizer
@@ -58,6 +59,11 @@ class RunRequest:
     coordinator: str = ""
     model: str = ""
     command: str = ""
+
+
+async def play(request: RunRequest, progress: Progress) -> Exit:
+    """Play one run from start to end. Never raises for anything that can go wrong with it: the exit says what did."""
+    return await Play(request, progress).run()
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ class _Interrupt:
 
 @dataclass(slots=True)
 class Play:
-    """One run from start to end. `exit` is what `run` returns, also when it was cut off."""
+    """One run from start to end, in one event loop."""
 
     request: RunRequest
     progress: Progress
@@ -135,9 +141,9 @@ class Play:
             return await child.ready()
 
         address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0"])
-        threads = ["--threads", str(config.threads)]
-        model = ["--model", self.request.model, "--engine", config.engine]
-        await start("taskserver", ["taskserver", "--coordinator", address, *model, *threads])
+        arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
+        arguments += ["--threads", str(config.threads), *(f"--reply={reply}" for reply in config.replies)]
+        await start("taskserver", ["taskserver", *arguments])
         return address
 
     async def _host(self, address: str, stack: AsyncExitStack) -> Exit:
@@ -169,7 +175,7 @@ class Play:
 
     async def _train(self, client: Client, transport: ZmqTransport, spool: Path) -> Exit:
         request, config = self.request, self.request.config
-        run = RunId(f"{request.directory.path.name}-{os.getpid()}")
+        run = RunId(re.sub(r"[^A-Za-z0-9_.-]", "-", request.directory.path.name).lstrip(".-") + f"-{os.getpid()}")
         cast = roles(run, request.scenario, config)
         spec = run_spec(run, request.scenario, config, cast, "" if not request.coordinator else request.model)
         admitted = await client.submit(spec)
@@ -188,7 +194,7 @@ class Play:
             config.concurrency,
         )
         agents = tuple(Agent(role, make_learner(role)) for role in cast)
-        bundles = HostBundles(admitted, BundleStore(spool), BulkClient(transport.connect))
+        bundles = HostBundles(admitted, BundleStore(spool), BulkClient(partial(transport.connect, limits=BULK_LIMITS)))
         training = Training(
             client, spec, config, production, agents, bundles, request.directory, self.progress, self.clock
         )
@@ -293,6 +299,7 @@ def run_facts(request: RunRequest, cast: tuple[Role, ...], model: str) -> RunFac
         config.seed,
         request.scenario.headline,
         request.command,
+        config.groups,
     )
 
 

@@ -16,21 +16,23 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
 import structlog
-from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
 
 from coordinator.app.daemon import Daemon
 from coordinator.core.coordinator import Coordinator
 from tinker.engines.engine import Engine
-from tinker.protocol.values import PeerName
+from tinker.engines.scripted import ScriptedEngine
+from tinker.protocol.values import LoraSpec, ModelCard, PeerName
+from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.transport import ZmqTransport
 from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
-from tinker.tokens import Tokenizer
+from tinker.tokens import Tokenizer, check_model_dir
 
 PARENT_POLL = 0.5  # seconds between looks whether our parent still lives
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -45,13 +47,15 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
-    """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `spool`: where bundles lie."""
+    """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `replies`: what the scripted
+    engine answers with. `spool`: where bundles lie."""
 
     coordinator: str
     name: str
     model: Path
     engine: str = "torch"
     threads: int = 0
+    replies: tuple[str, ...] = ("yes", "no")
     spool: Path | None = None
     parent: int = 0
 
@@ -97,7 +101,7 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
     transport = ZmqTransport()
     try:
         async with make_engine(settings, tokenizer) as engine:
-            data_listener = transport.listen(LOOPBACK)
+            data_listener = transport.listen(LOOPBACK, BULK_LIMITS)
             store = BundleStore(spool, endpoint=data_listener.address)
             connection = transport.connect(settings.coordinator)
             server = TaskServer(
@@ -107,7 +111,7 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
                 connection,
                 store,
                 BulkServer(store, data_listener),
-                BulkClient(transport.connect),
+                BulkClient(partial(transport.connect, limits=BULK_LIMITS)),
                 MonotonicClock(),
                 os.getpid(),
                 DEFAULT_POOLS,
@@ -117,6 +121,7 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
                 tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, name="signals")
                 await server.serve()
             await server.leave("it was told to stop")
+            await data_listener.aclose()
     finally:
         if settings.spool is None:
             shutil.rmtree(spool, ignore_errors=True)
@@ -125,9 +130,10 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
 def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
     """The engine by name. Importing torch happens here and nowhere earlier."""
     if settings.engine == "scripted":
-        from tinker.engines.scripted import ScriptedEngine
-
-        return ScriptedEngine.for_tokenizer(tokenizer, settings.model)
+        facts = check_model_dir(settings.model)
+        sizes = (facts.vocab, facts.context, tokenizer.eos_ids)
+        card = ModelCard(facts.name, "scripted", tokenizer.digest, *sizes, LoraSpec().targets)
+        return ScriptedEngine(card, [(*tokenizer.encode(reply), *tokenizer.eos_ids[:1]) for reply in settings.replies])
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it once, when torch is imported
     from tinker.engines.torch import TorchEngine
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
-from agents.learner import Batch, Learner
 
+from agents.learner import Batch, Learner
 from coordinator.app import metrics
 from coordinator.app.cast import Role
 from coordinator.app.config import RunConfig
@@ -25,6 +25,7 @@ from scenarios import write_recordings
 from scenarios.host import Host, Production, held_out
 from tinker.client import Client, OperationError
 from tinker.engines.engine import Files
+from tinker.pools.update import bundle_name
 from tinker.protocol.batches import FILE, Row, encode_rows
 from tinker.protocol.episodes import Episode
 from tinker.protocol.operations import (
@@ -240,7 +241,9 @@ class Training:
         """Gradient, optimizer, publish. Returns what was measured."""
         learning = agent.role.learning
         loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
-        ref = await self.bundles.put(f"{agent.role.policy}/batch-{agent.version:06d}", {FILE: encode_rows(rows)})
+        ref = await self.bundles.put(
+            bundle_name(agent.role.policy, f"batch-{agent.version:06d}"), {FILE: encode_rows(rows)}
+        )
         measured: dict[str, float] = {}
         try:
             for _ in range(learning.epochs):

@@ -81,7 +81,7 @@ def run(
     """Play and train a scenario."""
     from coordinator.app.cast import check_learning, roles
     from coordinator.app.console import watching
-    from coordinator.app.local import Play, RunRequest
+    from coordinator.app.local import RunRequest, play
     from coordinator.app.models import model_directory
     from coordinator.app.rundir import RunDirectory, RunDirectoryError
     from tinker.protocol.values import RunId
@@ -105,7 +105,7 @@ def run(
     named = str(given.get("model", "")) if coordinator else path
     request = RunRequest(resolved, chosen, directory, coordinator, named, " ".join(["opentinker", *sys.argv[1:]]))
     with watching() as progress:
-        exit = anyio.run(Play(request, progress).run)
+        exit = anyio.run(play, request, progress)
     if exit.code:
         print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
     raise typer.Exit(exit.code)
@@ -131,6 +131,7 @@ def taskserver(
     engine: Annotated[str, typer.Option(help="torch or scripted.")] = "torch",
     name: Annotated[str, typer.Option(help="This task server's name (default: taskserver-<pid>).")] = "",
     threads: Annotated[int, typer.Option(help="CPU threads of the engine (0: all cores).")] = 0,
+    reply: Annotated[list[str] | None, typer.Option(help="What the scripted engine answers with (repeatable).")] = None,
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
     ] = None,
@@ -146,7 +147,14 @@ def taskserver(
     except ConfigError as error:
         _refuse(error)
     settings = TaskServerSettings(
-        coordinator, name or f"taskserver-{os.getpid()}", directory, engine, threads, spool, parent
+        coordinator=coordinator,
+        name=name or f"taskserver-{os.getpid()}",
+        model=directory,
+        engine=engine,
+        threads=threads,
+        replies=tuple(reply or ("yes", "no")),
+        spool=spool,
+        parent=parent,
     )
     _serve(run_taskserver(settings))
 

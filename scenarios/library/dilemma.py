@@ -21,6 +21,7 @@ from scenarios.table import Table
         "rounds": 20,
         "groups": 8,
         "group_size": 8,
+        "replies": ["cooperate", "defect"],
         "learning": {"algorithm": "grpo", "scale": "batch", "lr": 2e-3, "max_tokens": 6},
     },
     evaluations=(Evaluation("held-out", episodes=64, measure="cooperation"),),

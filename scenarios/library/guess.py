@@ -19,6 +19,7 @@ from scenarios.table import Table
         "rounds": 60,
         "groups": 8,
         "group_size": 8,
+        "replies": ["guess 1", "guess 2", "guess 3", "guess 4", "guess 5", "guess 6", "guess 7", "higher", "lower"],
         "learning": {"algorithm": "grpo", "scale": "batch", "lr": 2e-3, "max_tokens": 6},
     },
     evaluations=(

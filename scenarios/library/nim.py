@@ -31,6 +31,7 @@ def against(name: str, opponent: ScriptedFunction, **params: object) -> tuple[Ev
         "rounds": 40,
         "groups": 8,
         "group_size": 8,
+        "replies": ["take 1", "take 2", "take 3"],
         "learning": {"algorithm": "grpo", "scale": "batch", "lr": 1e-3, "max_tokens": 6},
     },
     evaluations=(*against("perfect", perfect_nim, winnable=True), *against("random", random_nim)),

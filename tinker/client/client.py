@@ -7,6 +7,7 @@ the run answers every waiter with an error: nobody waits for ever (I5). One task
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -42,8 +43,8 @@ from tinker.protocol.to_host import (
 )
 from tinker.protocol.values import AgentName, Edge, Phase, RunId
 from tinker.runtime.clock import Clock
-from tinker.runtime.codec import decode, encode
-from tinker.runtime.transport import Connection
+from tinker.runtime.codec import WireError, decode, encode
+from tinker.runtime.transport import Closed, Connection
 
 Received = ToHost | ToAny
 T = TypeVar("T")
@@ -139,16 +140,25 @@ class Client:
     async def serve(self) -> None:
         """Read until the connection ends or is given up. Every waiter has been answered when this returns."""
         self._send(self._hello)
+        reason = "the connection to the coordinator was closed"
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_lease, name="keep lease")
-                while self._waiters.broken is None:
-                    for data in await self._connection.receive_many():
-                        self._heard = self._clock.now()
-                        self._take(decode(data, Received))
+                with suppress(Closed):
+                    reason = await self._read()
                 tasks.cancel_scope.cancel()
         finally:
-            self._lost("the connection to the coordinator was closed")
+            self._lost(reason)
+
+    async def _read(self) -> str:
+        while self._waiters.broken is None:
+            for data in await self._connection.receive_many():
+                self._heard = self._clock.now()
+                try:
+                    self._take(decode(data, Received))
+                except WireError as error:
+                    return f"the coordinator sent what is no message ({error})"
+        return "the run is over"
 
     async def joined(self) -> Welcome:
         """Wait until the coordinator has accepted this host; ClientError with its reason if it does not."""

@@ -91,6 +91,11 @@ class OperationWorker(Actor[Work | Release, None]):
         return Published(version, self._keep(version_bundle(version), files))
 
 
+def bundle_name(policy: PolicyName, what: str) -> str:
+    """The name of a policy's bundle on the data plane: flat, and beginning with the run's name."""
+    return f"{policy.replace('/', '=')}={what}"
+
+
 def version_bundle(version: PolicyVersion) -> str:
-    """The name of a published version's bundle on the data plane."""
-    return f"{version.policy}/v{version.version:06d}"
+    """The bundle of a published version."""
+    return bundle_name(version.policy, f"v{version.version:06d}")

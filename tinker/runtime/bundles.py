@@ -185,6 +185,13 @@ class BundleStore:
             return
         shutil.rmtree(gone, ignore_errors=True)
 
+    def remove_beginning(self, prefix: str) -> None:
+        """Forget every bundle whose name begins so."""
+        check_name(prefix)
+        for directory in sorted(self.directory.iterdir()):
+            if directory.name.startswith(prefix):
+                self.remove(directory.name)
+
     def ref(self, name: str, digest: str, size: int) -> BlobRef:
         return BlobRef(name, digest, size, self.machine, str(self.directory / name), self.endpoint)
 

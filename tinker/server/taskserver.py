@@ -114,7 +114,7 @@ class TaskServer:
             self.pid,
             workers=offers,
             model=self.engine.card,
-            data=self.data.address,
+            data=self.store.endpoint,
             tokenizer=self.tokenizer,
         )
 
@@ -159,7 +159,7 @@ class TaskServer:
                     if isinstance(message, Release) or self._kinds[name] == PoolKind.ROLLOUT:
                         worker.tell(message)
                 if isinstance(message, Release):
-                    self.store.remove_under(message.run)
+                    self.store.remove_beginning(f"{message.run}=")
             case _:
                 self._hand_over(message)
 
