@@ -7,18 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PADDED_TOKENS = 8192  # a batch holds at most this many tokens, padding included (one longer row goes alone)
-WASTED_TOKENS = 1024  # and at most this much padding
+PADDED_TOKENS = 2048  # enough to keep the processor busy, small enough for its caches
 
 
-def cut(lengths: Sequence[int], *, padded: int = PADDED_TOKENS, wasted: int = WASTED_TOKENS) -> list[list[int]]:
-    """Indices of the rows of each batch, longest rows first; every index exactly once."""
+def cut(lengths: Sequence[int], padded: int = PADDED_TOKENS) -> list[list[int]]:
+    """Indices of the rows of each batch, longest rows first; every index exactly once.
+
+    A batch holds at most `padded` tokens, padding included, and at most an eighth of that in padding; a longer row goes alone.
+    """
     batches: list[list[int]] = []
     waste = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         width = lengths[batches[-1][0]] if batches else 0
         waste += width - lengths[index]
-        if not batches or width * (len(batches[-1]) + 1) > padded or waste > wasted:
+        if not batches or width * (len(batches[-1]) + 1) > padded or waste * 8 > padded:
             batches.append([])
             waste = 0
         batches[-1].append(index)

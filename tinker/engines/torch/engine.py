@@ -21,6 +21,7 @@ import torch
 from tinker.engines.checks import CLOSED, digest_of, not_loaded, other_weights
 from tinker.engines.engine import EngineError, Files, GenerateRequest, Generation
 from tinker.engines.torch.adapters import read_adapter
+from tinker.engines.torch.cutting import PADDED_TOKENS
 from tinker.engines.torch.generate import Batch, Served
 from tinker.engines.torch.lora import One
 from tinker.engines.torch.model import Model, load_model
@@ -47,8 +48,8 @@ class TorchEngine:
     """Serves and trains LoRA adapters on one base model; see `tinker.engines.engine.Engine` for the contract.
 
     `slots`: rows that run at once. `max_context`: tokens per context, if less than the model's own. `threads`: of torch. `adapter_slots`:
-    versions served at once. `cache_bytes`: bound on keys and values kept between requests. `linger`: seconds that an idle engine waits
-    for more requests after the first, so that a burst starts as one batch.
+    versions served at once. `cache_bytes`: bound on keys and values kept between requests. `padded_tokens`: bound on a micro-batch of
+    updates and scores. `linger`: seconds that an idle engine waits for more requests after the first, so that a burst starts as one batch.
     """
 
     name = "torch"
@@ -62,11 +63,13 @@ class TorchEngine:
         threads: int = 1,
         adapter_slots: int = 64,
         cache_bytes: int = 1 << 29,
+        padded_tokens: int = PADDED_TOKENS,
         linger: float = 0.0005,
     ) -> None:
         self._source = model
         self._slots, self._max_context, self._threads = slots, max_context, threads
-        self._adapter_slots, self._cache_bytes, self._linger = adapter_slots, cache_bytes, linger
+        self._adapter_slots, self._cache_bytes = adapter_slots, cache_bytes
+        self._padded, self._linger = padded_tokens, linger
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._posts: list[tuple[Future, object]] = []
@@ -177,7 +180,7 @@ class TorchEngine:
             torch.set_num_threads(self._threads)
             self._model = load_model(self._source, self._max_context)
             self._batch = Batch(self._model, self._slots, self._cache_bytes)
-            self._trainer = Trainer(self._model)
+            self._trainer = Trainer(self._model, self._padded)
             self._served[BASE] = Served("", None)
             self._post(started, None)
         except Exception as reason:
@@ -186,6 +189,16 @@ class TorchEngine:
             )
             self._flush()
             return
+        closed = EngineError(CLOSED)
+        try:
+            self._serve()
+        except Exception as reason:
+            logging.getLogger(__name__).exception("the torch engine's thread failed")
+            closed = _wrapped("the torch engine's thread", reason)
+        self._close(closed)
+
+    def _serve(self) -> None:
+        """Until told to stop."""
         self._flush()
         while self._take():
             if self._heavy:
@@ -195,7 +208,6 @@ class TorchEngine:
                     self._batch.tick()
             self._release()
             self._flush()
-        self._close()
 
     def _take(self) -> bool:
         """Accept everything that arrived; wait for something if there is nothing else to do. False: it is time to stop."""
@@ -236,7 +248,7 @@ class TorchEngine:
 
     def _score(self, under: PolicyVersion, rows: Sequence[Row]) -> list[list[float]]:
         adapter = self._holds(under).adapter
-        return score(self._ready, None if adapter is None else One(adapter), rows)
+        return score(self._ready, None if adapter is None else One(adapter), rows, self._padded)
 
     def _holds(self, version: PolicyVersion) -> Served:
         if version not in self._served:
@@ -281,8 +293,9 @@ class TorchEngine:
         if posts and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_settle, posts)
 
-    def _close(self) -> None:
-        closed = EngineError(CLOSED)
+    def _close(self, closed: EngineError) -> None:
+        """Answer everyone who still waits, then let go of the weights."""
+        self._open = False
         self._batch.fail(closed)
         waiting = [*self._heavy, *(call for call in iter(self._next, None))]
         for future in [*(call.future for call in waiting), *(future for _, future in self._retiring)]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tinker.engines.checks import check_rows
-from tinker.engines.torch.cutting import PADDED_TOKENS, cut
+from tinker.engines.torch.cutting import cut
 from tinker.engines.torch.lora import Use
 from tinker.engines.torch.model import Model
 from tinker.protocol.batches import Row
@@ -53,18 +53,18 @@ def pick(rows: Sequence[Row], chosen: Sequence[npt.NDArray[np.intp]], *, tempere
     )
 
 
-def cut_rows(rows: Sequence[Row], vocab: int) -> list[list[int]]:
-    """Indices of the rows of each forward."""
-    return cut([len(row.ids) for row in rows], padded=max(1, min(PADDED_TOKENS, LOGITS // vocab)))
+def cut_rows(rows: Sequence[Row], vocab: int, padded: int) -> list[list[int]]:
+    """Indices of the rows of each forward: at most `padded` tokens in one, fewer where the vocabulary is large."""
+    return cut([len(row.ids) for row in rows], max(1, min(padded, LOGITS // vocab)))
 
 
 @torch.no_grad()
-def score(model: Model, use: Use | None, rows: Sequence[Row]) -> list[list[float]]:
+def score(model: Model, use: Use | None, rows: Sequence[Row], padded: int) -> list[list[float]]:
     """Per row the logprob of each token t >= 1 at the row's temperature; 0.0 at t = 0."""
     check_rows(rows, model.card)
     scored: list[list[float]] = [[0.0] * min(len(row.ids), 1) for row in rows]
     long = [number for number, row in enumerate(rows) if len(row.ids) > 1]
-    for batch in cut_rows([rows[number] for number in long], model.card.vocab):
+    for batch in cut_rows([rows[number] for number in long], model.card.vocab, padded):
         numbers = [long[place] for place in batch]
         counts = [len(rows[number].ids) - 1 for number in numbers]
         picked = pick([rows[number] for number in numbers], [np.arange(1, count + 1) for count in counts])

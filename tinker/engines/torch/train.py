@@ -78,10 +78,11 @@ class Policy:
 
 
 class Trainer:
-    """The policies that are trained here, on one base model."""
+    """The policies that are trained here, on one base model, in micro-batches of at most `padded` tokens."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, padded: int) -> None:
         self._model = model
+        self._padded = padded
         self._policies: dict[PolicyName, Policy] = {}
 
     def attach(self, policy: PolicyName, lora: LoraSpec) -> dict[str, bytes]:
@@ -108,7 +109,7 @@ class Trainer:
         check_numbers(rows)
         useful = [row for row in rows if moves(row, loss, spec)]
         tally = Tally(tokens=sum(int(row.mask.sum()) for row in rows), skipped=len(rows) - len(useful))
-        for batch in cut_rows(useful, self._model.card.vocab):
+        for batch in cut_rows(useful, self._model.card.vocab, self._padded):
             self._micro_batch(trained, [useful[number] for number in batch], loss, spec, tally)
         if useful:
             if not bool(torch.isfinite(trained.gradient).all()):
