@@ -17,6 +17,7 @@ from scenarios.table import Table
     learn_from_forfeits=True,
     defaults={
         "rounds": 60,
+        "evaluate_every": 20,
         "groups": 8,
         "group_size": 8,
         "replies": ["guess 1", "guess 2", "guess 3", "guess 4", "guess 5", "guess 6", "guess 7", "higher", "lower"],
@@ -24,8 +25,8 @@ from scenarios.table import Table
     },
     evaluations=(
         Evaluation("held-out", episodes=64, measure="success"),
-        Evaluation("perfect-hinter", episodes=64, measure="success", opponents={"hinter": honest_hinter}),
-        Evaluation("perfect-guesser", episodes=64, measure="success", opponents={"guesser": binary_search}),
+        Evaluation("perfect-hinter", episodes=32, measure="success", opponents={"hinter": honest_hinter}),
+        Evaluation("perfect-guesser", episodes=32, measure="success", opponents={"guesser": binary_search}),
     ),
     headline="success",
     baselines={"hinter": honest_hinter, "guesser": binary_search},

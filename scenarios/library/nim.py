@@ -29,6 +29,7 @@ def against(name: str, opponent: ScriptedFunction, **params: object) -> tuple[Ev
     learn_from_forfeits=True,
     defaults={
         "rounds": 40,
+        "evaluate_every": 20,
         "groups": 8,
         "group_size": 8,
         "replies": ["take 1", "take 2", "take 3"],
