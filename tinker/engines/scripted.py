@@ -56,6 +56,7 @@ class ScriptedEngine:
     """
 
     name = "scripted"
+    busy_seconds = 0.0  # there is no model to be busy
 
     def __init__(
         self,

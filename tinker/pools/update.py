@@ -85,6 +85,7 @@ class OperationWorker(Actor[Work | Release, None]):
         return decode_rows((await self._fetch(batch))[FILE])
 
     def _measured(self, numbers: dict[str, float]) -> Measured:
+        numbers = {**numbers, "engine_seconds": self._engine.busy_seconds}
         return Measured(tuple(Metric(name, float(value)) for name, value in numbers.items()))
 
     def _published(self, version: PolicyVersion, files: Files) -> Published:

@@ -78,6 +78,7 @@ class TorchEngine:
         self._retiring: list[tuple[Served, Future]] = []
         self._model: Model | None = None
         self._open = False
+        self.busy_seconds = 0.0
 
     @property
     def card(self) -> ModelCard:
@@ -201,11 +202,13 @@ class TorchEngine:
         """Until told to stop."""
         self._flush()
         while self._take():
+            began = time.perf_counter()
             if self._heavy:
                 self._run(self._heavy.popleft())
             if len(self._batch):
                 with torch.inference_mode():
                     self._batch.tick()
+            self.busy_seconds += time.perf_counter() - began
             self._release()
             self._flush()
 
