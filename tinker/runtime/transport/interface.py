@@ -62,8 +62,8 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """This peer's connection broke or was closed. A hint, early and nearly always right: a lease is the truth. A later frame from the
-    same peer means that it is back."""
+    """This peer's connection broke or was closed; sending to it raises PeerGone until it is heard again, which means that it is back.
+    Early and nearly always right, yet a hint: a lease is the truth."""
 
     peer: PeerKey
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
+import socket
 from collections import deque
 
 import zmq
@@ -38,6 +39,7 @@ class ZmqListener:
     """See `Listener`."""
 
     def __init__(self, address: str, limits: Limits) -> None:
+        _refuse_taken_path(address)
         self.undeliverable = 0
         self._limits = limits
         self._backlogs: dict[PeerKey, deque[bytes]] = {}  # frames ZeroMQ had no room for
@@ -68,7 +70,8 @@ class ZmqListener:
         self._limits.check(data)
         backlog = self._backlogs.get(peer)
         if backlog is None:
-            taken = self._hand_over(peer, data)
+            # ZeroMQ forgets a peer a little after it has told us, and until then takes frames that go nowhere
+            taken = self._hand_over(peer, data) if peer in self._descriptor_of else None
             if taken is None:
                 raise PeerGone(f"no peer {peer.hex()} is connected to {self.address}")
             if not taken:
@@ -255,8 +258,21 @@ class ZmqConnection:
 
 def _bind_error(address: str, error: zmq.ZMQError) -> TransportError:
     if error.errno == errno.EADDRINUSE:
-        return AddressInUse(
-            f"{address} is already in use: stop the process that listens there, or choose another port "
-            "(port 0, as in tcp://127.0.0.1:0, takes any free one)"
-        )
+        return _in_use(address)
     return TransportError(f"cannot listen at {address!r}: {error}; expected something like tcp://127.0.0.1:0")
+
+
+def _in_use(address: str) -> AddressInUse:
+    return AddressInUse(
+        f"{address} is already in use: stop the process that listens there, or choose another port "
+        "(port 0, as in tcp://127.0.0.1:0, takes any free one)"
+    )
+
+
+def _refuse_taken_path(address: str) -> None:
+    """ZeroMQ would take an ipc path away from whoever listens there."""
+    scheme, _, path = address.partition("://")
+    if scheme == "ipc":
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise _in_use(address)

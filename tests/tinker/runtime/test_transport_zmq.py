@@ -1,0 +1,138 @@
+"""What only the transport between processes can meet: killed and frozen processes, forks, foreign sockets, paths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tinker.runtime.transport import (
+    AddressInUse,
+    Disconnected,
+    Limits,
+    Listener,
+    PeerGone,
+    PeerKey,
+    TransportError,
+    ZmqTransport,
+)
+
+ANY = "tcp://127.0.0.1:0"
+TALKER = """
+import asyncio, sys
+from tinker.runtime.transport import Limits, ZmqTransport
+async def main():
+    connection = ZmqTransport().connect(sys.argv[1], Limits(heartbeat=0.05))
+    connection.send(b"hello")
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def talker(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that says hello and then nothing."""
+    process = subprocess.Popen([sys.executable, "-c", TALKER, address])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def frame(listener: Listener) -> tuple[PeerKey, bytes]:
+    arrival = await listener.receive()
+    assert not isinstance(arrival, Disconnected)
+    return arrival
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_process_that_dies_or_freezes_is_named(how: signal.Signals) -> None:
+    listener = ZmqTransport().listen(ANY, Limits(heartbeat=0.05))
+    with talker(listener.address), talker(listener.address) as other:
+        peers = [(await frame(listener))[0] for _ in range(2)]
+        os.kill(other.pid, how)
+        arrival = await listener.receive()
+        assert isinstance(arrival, Disconnected) and arrival.peer in peers
+        with pytest.raises(PeerGone):
+            listener.send(arrival.peer, b"take this turn")
+        peers.remove(arrival.peer)
+        listener.send(peers[0], b"then you")
+    await listener.aclose()
+
+
+async def test_a_socket_refuses_to_work_in_a_forked_process() -> None:
+    listener = ZmqTransport().listen(ANY)
+    connection = ZmqTransport().connect(listener.address)
+    child = os.fork()
+    if child == 0:
+        try:
+            connection.send(b"from the child")
+        except TransportError as error:
+            os._exit(42 if "after a fork" in str(error) else 1)
+        os._exit(2)
+    _, status = os.waitpid(child, 0)  # noqa: ASYNC222  # it ends at once
+    assert os.waitstatus_to_exitcode(status) == 42
+    connection.send(b"from the parent")
+    assert (await frame(listener))[1] == b"from the parent"
+    await connection.aclose()
+    await listener.aclose()
+
+
+async def test_what_a_foreign_socket_sends_in_parts_arrives_as_one_empty_frame() -> None:
+    listener = ZmqTransport().listen(ANY)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+        foreign.linger = 0
+        foreign.connect(listener.address)
+        foreign.send_multipart([b"a", b"b", b"c"])
+        foreign.send(b"whole")
+        assert [(await frame(listener))[1] for _ in range(2)] == [b"", b"whole"]
+    await listener.aclose()
+
+
+async def test_a_listener_survives_bytes_that_are_not_zeromq() -> None:
+    listener = ZmqTransport().listen(ANY)
+    host, port = listener.address.removeprefix("tcp://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 100)
+    await writer.drain()
+    connection = ZmqTransport().connect(listener.address)
+    connection.send(b"hello")
+    assert (await frame(listener))[1] == b"hello"
+    writer.close()
+    await connection.aclose()
+    await listener.aclose()
+
+
+async def test_a_path_in_use_is_not_taken_away_and_a_stale_one_is_reused(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/hub"
+    listener = ZmqTransport().listen(address)
+    with pytest.raises(AddressInUse):
+        ZmqTransport().listen(address)
+    await listener.aclose()
+    (tmp_path / "hub").touch()
+    again = ZmqTransport().listen(address)
+    connection = ZmqTransport().connect(address)
+    connection.send(b"hello")
+    assert (await frame(again))[1] == b"hello"
+    await connection.aclose()
+    await again.aclose()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1:notaport", "tcp://203.0.113.1:0"])
+async def test_an_address_nobody_can_listen_at_is_named(address: str) -> None:
+    with pytest.raises(TransportError, match=f"cannot listen at '{address}'"):
+        ZmqTransport().listen(address)
+
+
+async def test_an_address_nobody_can_connect_to_is_named() -> None:
+    with pytest.raises(TransportError, match="cannot connect to 'nonsense'"):
+        ZmqTransport().connect("nonsense")
