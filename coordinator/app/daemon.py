@@ -42,9 +42,11 @@ class Daemon:
     names: dict[PeerKey, PeerName] = field(default_factory=dict)
     keys: dict[PeerName, PeerKey] = field(default_factory=dict)
     messages: int = 0
+    _cpu_before: float = 0.0
     _stopping: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self) -> None:
+        self._cpu_before = self.cpu()
         log.info("listening", address=self.listener.address, epoch=self.core.epoch)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._read, name="read")
@@ -141,7 +143,7 @@ class Daemon:
         try:
             self.listener.send(key, encode(message))
             if isinstance(message, Opened):
-                load = CoordinatorLoad(self.cpu(), self.core.counts["turns"], self.messages)
+                load = CoordinatorLoad(self.cpu() - self._cpu_before, self.core.counts["turns"], self.messages)
                 self.listener.send(key, encode(load))
         except (PeerGone, PeerSlow, WireError) as error:
             self.core.counts["undeliverable"] += 1
