@@ -93,6 +93,45 @@ class Child:
         return f"the {self.name} process {how}; the end of its log ({self.log}):\n  " + "\n  ".join(lines)
 
 
+async def ready(child: Child, others: Sequence[Child]) -> str:
+    """Like `child.ready()`, but ProcessDied as soon as any of the others ends: the child might wait for it."""
+    outcome: list[str | ProcessDied] = []
+
+    async def wait() -> None:
+        try:
+            outcome.append(await child.ready())
+        except ProcessDied as error:
+            outcome.append(error)
+        tasks.cancel_scope.cancel()
+
+    async def watch(other: Child) -> None:
+        outcome.append(ProcessDied(await other.died()))
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for other in others:
+            if other is not child:
+                tasks.start_soon(watch, other, name=f"watch {other.name}")
+        tasks.start_soon(wait, name=f"wait for {child.name}")
+    if isinstance(outcome[0], ProcessDied):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def first_dead(children: Sequence[Child], patience: float = 1.0) -> Child | None:
+    """The first child that has ended, or ends within `patience` seconds: a broken connection is often seen before the end itself."""
+    with anyio.move_on_after(patience if children else 0.0):
+        async with anyio.create_task_group() as tasks:
+
+            async def watch(child: Child) -> None:
+                await child.process.wait()
+                tasks.cancel_scope.cancel()
+
+            for child in children:
+                tasks.start_soon(watch, child, name=f"watch {child.name}")
+    return next((child for child in children if child.process.returncode is not None), None)
+
+
 def _root() -> Path:
     """Where our packages lie: children import these and no others, whatever else is installed."""
     return Path(__file__).resolve().parents[2]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import tempfile
+import traceback
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,9 +25,9 @@ from coordinator.app import findings
 from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
-from coordinator.app.launch import Child, ProcessDied
+from coordinator.app.launch import Child, ProcessDied, first_dead, ready
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
-from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError
+from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
 from coordinator.app.summary import summary
 from coordinator.app.training import Agent, Training
 from scenarios import Scenario
@@ -33,16 +35,16 @@ from scenarios.episode import Limits
 from scenarios.host import Production
 from scenarios.transcript import render
 from tinker.algorithms.registry import make_algorithm
-from tinker.client import Client, ClientError, CoordinatorLost
+from tinker.client import Client, ClientError, CoordinatorLost, RunOver
 from tinker.engines.engine import Files
 from tinker.protocol.to_any import Draining
 from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.to_host import Admitted, CoordinatorLoad, Missing, Queued
 from tinker.protocol.values import BlobRef, PeerName, RunId
 from tinker.protocol.values import Role as PeerRole
-from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BundleStore, machine_id
+from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkError, BundleStore, machine_id
 from tinker.runtime.clock import Clock, MonotonicClock
-from tinker.runtime.transport import ZmqTransport
+from tinker.runtime.transport import Transport, ZmqTransport
 from tinker.tokens import ChatTemplate, Tokenizer
 
 DRAIN = 20.0  # seconds a drain may take before the run is cut off
@@ -73,6 +75,7 @@ class _Interrupt:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     training: Training | None = None
     children: list[Child] = field(default_factory=list)
+    spool: Path | None = None
     told: int = 0
 
     async def listen(self) -> None:
@@ -82,6 +85,8 @@ class _Interrupt:
                 if self.told > 1:
                     for child in self.children:
                         child.kill()
+                    if self.spool is not None:
+                        shutil.rmtree(self.spool, ignore_errors=True)
                     os._exit(128 + number)
                 if self.training is None:
                     self.scope.cancel()
@@ -92,11 +97,14 @@ class _Interrupt:
 
 @dataclass(slots=True)
 class Play:
-    """One run from start to end, in one event loop."""
+    """One run from start to end, in one event loop. `name` and `machine`: what this host is to the coordinator."""
 
     request: RunRequest
     progress: Progress
     clock: Clock = field(default_factory=MonotonicClock)
+    transport: Transport = field(default_factory=ZmqTransport)
+    name: str = field(default_factory=lambda: f"host-{os.getpid()}")
+    machine: str = field(default_factory=machine_id)
     interrupt: _Interrupt = field(default_factory=_Interrupt)
     facts: RunFacts | None = None
 
@@ -117,43 +125,48 @@ class Play:
     async def _outcome(self) -> Exit:
         try:
             async with AsyncExitStack() as stack:
-                address = self.request.coordinator or await self._start_daemons(stack)
-                return await self._host(address, stack)
+                place = tempfile.TemporaryDirectory(prefix="opentinker-", ignore_cleanup_errors=True)
+                self.interrupt.spool = spool = Path(stack.enter_context(place))
+                address = self.request.coordinator or await self._start_daemons(stack, spool)
+                return await self._host(address, spool)
         except ProcessDied as error:
             return Exit("process died", 3, str(error))
         except CoordinatorLost as error:
             return Exit("coordinator lost", 3, str(error))
+        except RunOver as error:
+            return Exit("stopped", 3, str(error))
         except ClientError as error:
             return Exit("refused", 1, str(error))
-        except (RunDirectoryError, ConfigError) as error:
+        except (RunDirectoryError, BulkError, ConfigError) as error:
             return Exit("failed", 1, str(error))
+        except Exception:  # a fault of this program: the run's directory must say so too
+            return Exit("crashed", 1, traceback.format_exc())
 
-    async def _start_daemons(self, stack: AsyncExitStack) -> str:
+    async def _start_daemons(self, stack: AsyncExitStack, spool: Path) -> str:
         """Coordinator first, then the task server; both are stopped when the stack is left."""
         logs = self.request.directory.path / "logs"
-        logs.mkdir(exist_ok=True)
-        config = self.request.config
+        with blamed(logs):
+            logs.mkdir(exist_ok=True)
+        config, children = self.request.config, self.interrupt.children
 
         async def start(name: str, arguments: list[str]) -> str:
             child = await Child.start(name, arguments, logs / f"{name}.log")
-            self.interrupt.children.append(child)
+            children.append(child)
             stack.push_async_callback(child.stop)
-            return await child.ready()
+            return await ready(child, children)
 
         address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0"])
         arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
-        arguments += ["--threads", str(config.threads), *(f"--reply={reply}" for reply in config.replies)]
-        await start("taskserver", ["taskserver", *arguments])
+        arguments += ["--threads", str(config.threads), "--spool", str(spool)]
+        await start("taskserver", ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
 
-    async def _host(self, address: str, stack: AsyncExitStack) -> Exit:
-        transport = ZmqTransport()
-        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opentinker-host-")))
-        hello = Hello(PeerRole.HOST, PeerName(f"host-{os.getpid()}"), machine_id(), os.getpid())
-        client = Client(transport.connect(address), hello, self.clock, self._on_event)
+    async def _host(self, address: str, spool: Path) -> Exit:
+        hello = Hello(PeerRole.HOST, PeerName(self.name), self.machine, os.getpid())
+        client = Client(self.transport.connect(address), hello, self.clock, self._on_event)
         failure: Exception | None = None
         exit = Exit("failed", 1)
-        async with anyio.create_task_group() as tasks:
+        async with client, anyio.create_task_group() as tasks:
             tasks.start_soon(client.serve, name="client")
             for child in self.interrupt.children:
                 tasks.start_soon(partial(_tell_death, child, client), name=f"watch {child.name}")
@@ -164,18 +177,22 @@ class Play:
                     raise CoordinatorLost(
                         f"no coordinator answers at {address}; start one with `opentinker coordinator`"
                     )
-                exit = await self._train(client, transport, spool)
+                exit = await self._train(client, spool)
                 await client.leave(exit.reason)
-            except (ClientError, ConfigError, RunDirectoryError) as error:
+            except (CoordinatorLost, RunOver) as error:  # is it because a process of ours has died?
+                dead = await first_dead(self.interrupt.children)
+                failure = ProcessDied(dead.story()) if dead is not None else error
+            except (ClientError, ConfigError, RunDirectoryError, BulkError) as error:
                 failure = error
+                await client.leave(f"{type(error).__name__}")
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
         return exit
 
-    async def _train(self, client: Client, transport: ZmqTransport, spool: Path) -> Exit:
+    async def _train(self, client: Client, spool: Path) -> Exit:
         request, config = self.request, self.request.config
-        run = RunId(re.sub(r"[^A-Za-z0-9_.-]", "-", request.directory.path.name).lstrip(".-") + f"-{os.getpid()}")
+        run = run_id(request.directory.path)
         cast = roles(run, request.scenario, config)
         spec = run_spec(run, request.scenario, config, cast, "" if not request.coordinator else request.model)
         admitted = await client.submit(spec)
@@ -194,7 +211,8 @@ class Play:
             config.concurrency,
         )
         agents = tuple(Agent(role, make_learner(role)) for role in cast)
-        bundles = HostBundles(admitted, BundleStore(spool), BulkClient(partial(transport.connect, limits=BULK_LIMITS)))
+        bulk = BulkClient(partial(self.transport.connect, limits=BULK_LIMITS), machine=self.machine)
+        bundles = HostBundles(admitted, BundleStore(spool, machine=self.machine), bulk)
         training = Training(
             client, spec, config, production, agents, bundles, request.directory, self.progress, self.clock
         )
@@ -245,6 +263,12 @@ class Play:
         except RunDirectoryError as error:
             self.progress.note(str(error))
         self.progress.finished(result)
+
+
+def run_id(directory: Path) -> RunId:
+    """A name for the run that tells people which directory it belongs to, and can begin the names of its bundles."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.resolve().name).strip(".-")[:60]
+    return RunId(f"{plain or 'run'}-{os.getpid()}")
 
 
 async def _tell_death(child: Child, client: Client) -> None:

@@ -46,7 +46,8 @@ def training_row(
     """One agent's row of one training round."""
     role = trained.role
     own = _trajectories(episodes, role)
-    measured = {key: value for key, value in trained.measured.items() if key != "engine_seconds"}
+    ours = ("engine_seconds", "tokens")  # `tokens` are all the agent sampled; those it trained on are `tokens_trained`
+    measured = {key: value for key, value in trained.measured.items() if key not in ours}
     return {
         "round": round,
         "agent": role.name,

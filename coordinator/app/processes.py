@@ -95,36 +95,47 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
 
 
 async def run_taskserver(settings: TaskServerSettings) -> None:
-    """Load the model, join the coordinator, serve until told to stop."""
-    tokenizer = Tokenizer.from_dir(settings.model)
+    """Load the model, join the coordinator, serve until told to stop. A spool of its own goes with it; so does that of a parent that
+    is gone."""
     spool = settings.spool or Path(tempfile.mkdtemp(prefix="opentinker-spool-"))
-    transport = ZmqTransport()
-    try:
-        async with make_engine(settings, tokenizer) as engine:
-            data_listener = transport.listen(LOOPBACK, BULK_LIMITS)
-            store = BundleStore(spool, endpoint=data_listener.address)
-            connection = transport.connect(settings.coordinator)
-            server = TaskServer(
-                PeerName(settings.name),
-                engine,
-                tokenizer.bundle(),
-                connection,
-                store,
-                BulkServer(store, data_listener),
-                BulkClient(partial(transport.connect, limits=BULK_LIMITS)),
-                MonotonicClock(),
-                os.getpid(),
-                DEFAULT_POOLS,
-                on_joined=_once(lambda: _ready(settings.coordinator)),
-            )
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, name="signals")
-                await server.serve()
-            await server.leave("it was told to stop")
-            await data_listener.aclose()
-    finally:
-        if settings.spool is None:
+
+    def forget() -> None:
+        if settings.spool is None or (settings.parent and os.getppid() != settings.parent):
             shutil.rmtree(spool, ignore_errors=True)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, forget, name="signals")
+            await _serve_taskserver(settings, spool)
+    finally:
+        forget()
+
+
+async def _serve_taskserver(settings: TaskServerSettings, spool: Path) -> None:
+    tokenizer = Tokenizer.from_dir(settings.model)
+    transport = ZmqTransport()
+    async with make_engine(settings, tokenizer) as engine:
+        data_listener = transport.listen(LOOPBACK, BULK_LIMITS)
+        store = BundleStore(spool, endpoint=data_listener.address)
+        server = TaskServer(
+            PeerName(settings.name),
+            engine,
+            tokenizer.bundle(),
+            transport.connect(settings.coordinator),
+            store,
+            BulkServer(store, data_listener),
+            BulkClient(partial(transport.connect, limits=BULK_LIMITS)),
+            MonotonicClock(),
+            os.getpid(),
+            DEFAULT_POOLS,
+            on_joined=_once(lambda: _ready(settings.coordinator)),
+        )
+        try:
+            await server.serve()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.leave("it was told to stop")
+                await data_listener.aclose()
 
 
 def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
@@ -140,7 +151,8 @@ def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
     return TorchEngine(str(settings.model), threads=settings.threads or os.cpu_count() or 1)
 
 
-async def _until_told(parent: int, stop: Callable[[], None]) -> None:
+async def _until_told(parent: int, stop: Callable[[], None], at_once: Callable[[], None] = lambda: None) -> None:
+    """`stop` at the first signal, or when the parent is gone; `at_once` and out at the second."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_parent, parent, stop, name="watch parent")
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -148,6 +160,7 @@ async def _until_told(parent: int, stop: Callable[[], None]) -> None:
             async for number in signals:
                 told += 1
                 if told > 1:
+                    at_once()
                     os._exit(128 + number)
                 stop()
 

@@ -68,7 +68,7 @@ class RunDirectory:
         RunDirectoryError if it already holds a run or cannot be written.
         """
         path = path if path is not None else _unused(scenario, now or datetime.now())
-        with _blamed(path):
+        with blamed(path):
             path.mkdir(parents=True, exist_ok=True)
             try:
                 (path / "metrics.jsonl").touch(exist_ok=False)
@@ -91,7 +91,7 @@ class RunDirectory:
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Add rows to `metrics.jsonl`, all of them or none, and have them on disk on return. NaN and infinities become null."""
         data = "".join(json.dumps(_ordered(row), allow_nan=False) + "\n" for row in rows).encode()
-        with _blamed(self.metrics), self.metrics.open("r+b") as file:
+        with blamed(self.metrics), self.metrics.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 file.write(data)
@@ -108,7 +108,7 @@ class RunDirectory:
         """
         home = self.path / "adapters" / _plain(agent)
         target = home / f"v{version:06d}"
-        with _blamed(target):
+        with blamed(target):
             if target.exists():
                 if _contents(target) != dict(files):
                     raise RunDirectoryError(
@@ -126,7 +126,7 @@ class RunDirectory:
     def recordings_path(self, phase: str, round: int) -> Path:
         """Where the recordings of this phase belong; the directory is there on return, the file is the caller's to write."""
         path = self.path / "recordings" / f"{_plain(phase)}-{round:04d}.jsonl"
-        with _blamed(path):
+        with blamed(path):
             path.parent.mkdir(exist_ok=True)
         return path
 
@@ -137,7 +137,7 @@ class RunDirectory:
     def write_bytes(self, name: str, data: bytes) -> Path:
         """Write (or replace) a file of the run directory."""
         path = self.path / _plain(name)
-        with _blamed(path):
+        with blamed(path):
             _write_file(path, data)
         return path
 
@@ -152,7 +152,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     RunDirectoryError if the file cannot be read or another line is damaged.
     """
     path = path / "metrics.jsonl" if path.is_dir() else path
-    with _blamed(path):
+    with blamed(path):
         lines = path.read_bytes().splitlines(keepends=True)
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -171,8 +171,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """OSErrors become a RunDirectoryError with the path and the remedy."""
+def blamed(path: Path) -> Iterator[None]:
+    """For whoever writes into a run directory: OSErrors become a RunDirectoryError with the path and the remedy."""
     try:
         yield
     except OSError as error:

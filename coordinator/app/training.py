@@ -6,8 +6,9 @@ here, weights never do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -18,7 +19,7 @@ from coordinator.app.cast import Role
 from coordinator.app.config import RunConfig
 from coordinator.app.metrics import Clocked, Trained
 from coordinator.app.progress import Progress
-from coordinator.app.rundir import Exit, RunDirectory
+from coordinator.app.rundir import Exit, RunDirectory, blamed
 from coordinator.core.order import due
 from coordinator.core.rounds import phases
 from scenarios import write_recordings
@@ -152,7 +153,8 @@ class Training:
         self.progress.playing(0, total)
         episodes = await self._host.play(total, self._versions(), count)
         path = self.directory.recordings_path(phase, round)
-        write_recordings(path, [episode.recording for episode in episodes])
+        with blamed(path):
+            write_recordings(path, [episode.recording for episode in episodes])
         self._check_stop()
         await self._opened(round, phase, Edge.END)
         self._clocked.phases[phase] = self.clock.now() - began
@@ -196,9 +198,9 @@ class Training:
         await self._pass(round, Phase.UPDATE, Edge.START, samples)
         began = self.clock.now()
         measured: dict[AgentName, dict[str, float]] = {}
-        async with anyio.create_task_group() as tasks:
-            for agent in self.agents:
-                tasks.start_soon(self._update_agent, round, agent, batches[agent.role.name], measured)
+        await _at_once(
+            [partial(self._update_agent, round, agent, batches[agent.role.name], measured) for agent in self.agents]
+        )
         await self._opened(round, Phase.UPDATE, Edge.END)
         self._clocked.phases[Phase.UPDATE] = self.clock.now() - began
         self._clocked.engine = self._engine(measured)
@@ -314,3 +316,21 @@ class Training:
         self.rows += rows
         self.directory.append(rows)
         self.progress.rows(rows)
+
+
+async def _at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Make them all at once. The first that fails ends the others, and its exception is raised as it is (not in a group)."""
+    failures: list[Exception] = []
+
+    async def guarded(call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except Exception as error:
+            failures.append(error)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(guarded, call)
+    if failures:
+        raise failures[0]

@@ -115,7 +115,7 @@ def _or_raise(value: Any) -> Any:
 
 
 class Client:
-    """Use: run `serve` in a task group, await `joined`, then the rest. Calls may run concurrently.
+    """Use: enter it, run `serve` in a task group inside, await `joined`, then the rest. Calls may run concurrently.
 
     `on_event` is told what concerns nobody in particular: Queued, Missing, CoordinatorLoad, Draining.
     """
@@ -136,6 +136,16 @@ class Client:
         self._heard = clock.now()
         send, self.plays = anyio.create_memory_object_stream[Play](4096)
         self._play = send
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close what is still open, without waiting for anybody."""
+        self._play.close()
+        self.plays.close()
+        with anyio.CancelScope(shield=True):
+            await self._connection.aclose()
 
     async def serve(self) -> None:
         """Read until the connection ends or is given up. Every waiter has been answered when this returns."""
@@ -205,15 +215,18 @@ class Client:
         await self._connection.aclose(GRACE)
 
     def abandon(self, reason: str) -> None:
-        """Answer every waiter with CoordinatorLost (the caller knows that the coordinator's process has ended)."""
-        self._lost(reason)
+        """Answer every waiter with CoordinatorLost and this reason (the caller knows that the coordinator's process has ended)."""
+        self._break(CoordinatorLost(reason))
 
     def _send(self, message: Any) -> None:
         if self._waiters.broken is None or isinstance(message, Bye | EndRun):
             self._connection.send(encode(message))
 
     def _lost(self, reason: str) -> None:
-        self._waiters.break_all(CoordinatorLost(f"{reason}; look at its log, start it again, and run again"))
+        self._break(CoordinatorLost(f"{reason}; look at its log, start it again, and run again"))
+
+    def _break(self, error: ClientError) -> None:
+        self._waiters.break_all(error)
         self._play.close()
 
     async def _keep_lease(self) -> None:
@@ -246,14 +259,11 @@ class Client:
             case Admitted():
                 put(Admitted, message)
             case RunStopped():
-                self._waiters.break_all(RunOver(message.reason))
-                self._play.close()
+                self._break(RunOver(message.reason))
             case Refused():
                 self._refused(message)
             case Queued() | Missing() | CoordinatorLoad() | Draining():
                 self._on_event(message)
 
     def _refused(self, message: Refused) -> None:
-        error = ClientError(f"the coordinator refused {message.what}: {message.reason}")
-        self._waiters.break_all(error)
-        self._play.close()
+        self._break(ClientError(f"the coordinator refused {message.what}: {message.reason}"))
