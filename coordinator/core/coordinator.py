@@ -250,11 +250,15 @@ class Coordinator:
             sends += cancels if only is not None else []  # a lost worker has nothing to cancel
             sends += run.lose(worker, now)
             if worker == run.updater:
+                lost = f"its update worker {worker} was lost: {reason}"
                 sends += self._stop(
-                    run_id, f"its update worker {worker} was lost: {reason}. Start it again with --resume"
+                    run_id, f"{lost}. Published versions are kept; mend the task server and submit a new run"
                 )
             elif not run.versions.workers:
-                sends += self._stop(run_id, f"its last rollout worker {worker} was lost: {reason}. Start a task server")
+                sends += self._stop(
+                    run_id,
+                    f"its last rollout worker {worker} was lost: {reason}. Start a task server and submit a new run",
+                )
             else:
                 sends += self.turns.route(run, now)
         if only is None:

@@ -471,7 +471,7 @@ class TestLosses:
         desk = playing()
         sends = desk.says(SERVER, said.WorkerLost(U2, "out of memory"))
         (stopped,) = of(RunStopped, sends)
-        assert "out of memory" in stopped.reason and "--resume" in stopped.reason and of(Release, sends)
+        assert "out of memory" in stopped.reason and "submit a new run" in stopped.reason and of(Release, sends)
 
     def test_without_any_rollout_worker_a_run_stops(self) -> None:
         desk = playing()
