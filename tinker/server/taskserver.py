@@ -38,6 +38,7 @@ from tinker.runtime.codec import decode, encode
 from tinker.runtime.supervision import Restart
 from tinker.runtime.transport import Connection
 
+Received = ToTaskserver | ToAny
 MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
 GRACE = 3.0
 log = structlog.get_logger("taskserver")
@@ -141,9 +142,9 @@ class TaskServer:
         while True:
             for data in await self.connection.receive_many():
                 self._heard = self.clock.now()
-                self._take(decode(data, ToTaskserver | ToAny))
+                self._take(decode(data, Received))
 
-    def _take(self, message: ToTaskserver | ToAny) -> None:
+    def _take(self, message: Received) -> None:
         match message:
             case Welcome():
                 self._lease = message.lease
