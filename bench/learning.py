@@ -145,7 +145,7 @@ def read(directory: Path) -> tuple[Rows, float]:
 def share(rows: Rows) -> float:
     """Which part of the rounds' wall time was coordination."""
     per_round = {row["round"]: row for row in rows if row["phase"] == "train" and "seconds/coordination" in row}
-    whole = sum(row["seconds/rollout"] + row["seconds/update"] for row in per_round.values())
+    whole = sum(row["seconds/round"] for row in per_round.values())
     return sum(row["seconds/coordination"] for row in per_round.values()) / whole
 
 

@@ -104,7 +104,8 @@ def held_out(scenario: Scenario) -> tuple[HeldOut, ...]:
 
 
 class Host:
-    """Plays one phase at a time. `stop` makes it open no more turns: what runs is dropped at its next turn."""
+    """Plays one phase at a time. `stop` makes it open no more turns: what runs is dropped at its next turn.
+    `engine_seconds`: how long the busiest engine had been at work when it was last heard."""
 
     def __init__(self, runtime: Runtime, production: Production, clock: Callable[[], float]) -> None:
         self._runtime = runtime
@@ -112,6 +113,7 @@ class Host:
         self._clock = clock
         self._held_out = held_out(production.scenario)
         self._stopping = ""
+        self.engine_seconds = 0.0
 
     def stop(self, reason: str) -> None:
         self._stopping = reason
@@ -212,6 +214,7 @@ class _CoordinatedTurns:
 
     async def open(self, number: int, needs: Mapping[SeatName, Need]) -> Mapping[SeatName, Answer | Forfeited]:
         closed = await self.host.turn(self.episode, number, needs)
+        self.host.engine_seconds = max(self.host.engine_seconds, *(result.engine for result in closed.results))
         return {result.seat: _answer(result) for result in closed.results}
 
 

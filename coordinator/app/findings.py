@@ -130,8 +130,8 @@ def seconds(rows: Iterable[Row]) -> dict[str, float]:
 
 
 def coordination_share(spent: Mapping[str, float]) -> float | None:
-    """Which part of the phases' time was coordination; None without both numbers."""
-    whole = sum(spent.get(phase, 0.0) for phase in PHASES)
+    """Which part of the training rounds' time was coordination; None without both numbers."""
+    whole = spent.get("round") or sum(spent.get(phase, 0.0) for phase in PHASES)
     return spent["coordination"] / whole if whole and "coordination" in spent else None
 
 

@@ -1,8 +1,8 @@
 """The rows of `metrics.jsonl`: one for each round and agent, and one for each evaluation, mode and agent.
 
 Means are over the values that are there; their number is beside them (`episodes`, `n`), and a row without any has no mean (never 0).
-`seconds/coordination` is what is neither model nor scenario: the wall time of rollout and update, less the engine's busy time, less the
-time that scenario code kept the host from playing.
+`seconds/round` is the wall time from the end of the round (or evaluation) before; `seconds/coordination` is what of it was neither model
+nor scenario: less the engine's busy time, less the time that scenario code kept the host from playing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ Row = Mapping[str, object]
 
 @dataclass(slots=True)
 class Clocked:
-    """Where the time of a round went: seconds per phase, waits per barrier and member, seconds the engine was busy."""
+    """Where the time of a round went: seconds per phase, waits per barrier and member, seconds in all and of the engine's work."""
 
     phases: dict[str, float] = field(default_factory=dict)
     waits: dict[str, dict[str, float]] = field(default_factory=dict)
     engine: float = 0.0
+    round: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _seconds(episodes: Sequence[Episode], clocked: Clocked, load: CoordinatorLoa
     sampled = sum(trajectory.sampled for episode in episodes for trajectory in episode.trajectories)
     scenario = sum(episode.scenario_seconds for episode in episodes)
     seconds = {
+        "seconds/round": clocked.round,
         "seconds/rollout": rollout,
         "seconds/update": update,
         "seconds/scenario": scenario,
@@ -163,7 +165,7 @@ def _seconds(episodes: Sequence[Episode], clocked: Clocked, load: CoordinatorLoa
     }
     if clocked.engine:
         seconds["seconds/engine"] = clocked.engine
-        seconds["seconds/coordination"] = max(0.0, rollout + update - clocked.engine - scenario)
+        seconds["seconds/coordination"] = max(0.0, clocked.round - clocked.engine - scenario)
     if load is not None and load.turns:
         seconds["coordinator_cpu_per_turn"] = load.cpu_seconds / load.turns
     return seconds

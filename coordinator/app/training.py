@@ -103,6 +103,7 @@ class Training:
     _host: Host | None = None
     _stopping: str = ""
     _engine_seen: float = 0.0
+    _began: float = 0.0  # when the present round began: the end of the round or evaluation before
     _clocked: Clocked = field(default_factory=Clocked)
     _episodes: list[Episode] = field(default_factory=list)
 
@@ -119,6 +120,7 @@ class Training:
             self._host.stop(self._stopping)
         try:
             await self._attach()
+            self._began = self.clock.now()
             for round in range(self.spec.rounds + 1):
                 for phase in phases(self.spec, round):
                     await self._phase(round, phase)
@@ -130,12 +132,14 @@ class Training:
         self._check_stop()
         if phase == Phase.ROLLOUT:
             self._clocked = Clocked()
+            self._engine({})  # what it did since the last round belongs to no round
             self._episodes = await self._play(round, phase, self.spec.groups * self.spec.group_size)
         elif phase == Phase.UPDATE:
             await self._update(round, self._episodes)
         else:
             self._clocked = Clocked()
             await self._evaluate(round)
+            self._began = self.clock.now()
 
     # --- rollout and evaluation ---
 
@@ -204,6 +208,7 @@ class Training:
         await self._opened(round, Phase.UPDATE, Edge.END)
         self._clocked.phases[Phase.UPDATE] = self.clock.now() - began
         self._clocked.engine = self._engine(measured)
+        self._clocked.round, self._began = self.clock.now() - self._began, self.clock.now()
         rows = [
             metrics.training_row(
                 round,
@@ -283,12 +288,11 @@ class Training:
         self.directory.save_adapter(agent.role.name, published.version.version, files)
 
     def _engine(self, measured: Mapping[AgentName, Mapping[str, float]]) -> float:
-        """Seconds the engine was busy since it was last asked (it reports a running total with every operation)."""
-        now = max((each.get("engine_seconds", 0.0) for each in measured.values()), default=0.0)
-        if not now:
-            return 0.0
-        spent, self._engine_seen = now - self._engine_seen, now
-        return spent
+        """Seconds the engine was busy since it was last asked (it tells a running total with every answer and operation)."""
+        assert self._host is not None
+        now = max([self._host.engine_seconds, *(each.get("engine_seconds", 0.0) for each in measured.values())])
+        spent, self._engine_seen = now - self._engine_seen, max(now, self._engine_seen)
+        return max(0.0, spent)
 
     # --- barriers ---
 

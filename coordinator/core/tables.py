@@ -113,7 +113,14 @@ def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
             f"both need 4 for each token"
         )
     result = SeatResult(
-        answer.seat, answer.worker, answer.ids, answer.logprobs, answer.finish, answer.version, answer.busy
+        answer.seat,
+        answer.worker,
+        answer.ids,
+        answer.logprobs,
+        answer.finish,
+        answer.version,
+        answer.busy,
+        engine=answer.engine,
     )
     return _close(_amend(table, answer.seat, lambda each: replace(each, result=result)))
 

@@ -82,7 +82,13 @@ class RolloutWorker(Actor[RolloutMessage, None]):
         except Exception as error:  # the engine's fault; the coordinator gives the request to somebody else
             return GenerateFailed(*where, f"{type(error).__name__}: {error}")
         return Generated(
-            *where, pack_ids(answer.ids), pack_floats(answer.logprobs), answer.finish, answer.version, answer.busy
+            *where,
+            pack_ids(answer.ids),
+            pack_floats(answer.logprobs),
+            answer.finish,
+            answer.version,
+            answer.busy,
+            self._engine.busy_seconds,
         )
 
     async def _load(self, message: Load) -> None:

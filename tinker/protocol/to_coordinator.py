@@ -183,6 +183,7 @@ class Generated:
     finish: Finish
     version: PolicyVersion
     busy: float = 0.0  # seconds from admission to the batch until the last token
+    engine: float = 0.0  # seconds the engine had been at work in all, when it answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class SeatResult:
     version: PolicyVersion
     busy: float = 0.0
     forfeit: str = ""
+    engine: float = 0.0  # seconds the engine had been at work in all, when it answered
 
 
 @dataclass(frozen=True, slots=True)
