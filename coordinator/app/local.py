@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,6 +105,7 @@ class Play:
     transport: Transport = field(default_factory=ZmqTransport)
     name: str = field(default_factory=lambda: f"host-{os.getpid()}")
     machine: str = field(default_factory=machine_id)
+    draw: Callable[[Sequence[Mapping[str, object]], str], bytes | None] = draw
     interrupt: _Interrupt = field(default_factory=_Interrupt)
     facts: RunFacts | None = None
 
@@ -148,6 +149,7 @@ class Play:
         with blamed(logs):
             logs.mkdir(exist_ok=True)
         config, children = self.request.config, self.interrupt.children
+        self.progress.note(f"starting a coordinator and a task server ({config.engine} engine, model {config.model})")
 
         async def start(name: str, arguments: list[str]) -> str:
             child = await Child.start(name, arguments, logs / f"{name}.log")
@@ -254,7 +256,7 @@ class Play:
         )
         try:
             if rows and self.facts is not None:
-                picture = draw(rows, headline)
+                picture = self.draw(rows, headline)
                 if picture is not None:
                     directory.write_bytes("curves.png", picture)
                 page = summary(self.facts, rows, result, curves="curves.png" if picture is not None else "")

@@ -243,6 +243,7 @@ class Training:
         elif not batch.rows and batch.report.reason:
             self.progress.note(f"{agent.role.name} had nothing to learn from in round {round}: {batch.report.reason}")
         await self.client.arrive(Arrive(self.spec.run, round, Phase.UPDATE, Edge.END, agent.role.name, agent.version))
+        self.progress.updating(agent.role.name, "done, waits at the end of the update")
 
     async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
         """Gradient, optimizer, publish. Returns what was measured."""
