@@ -102,12 +102,8 @@ class ActorRef(Generic[M, R]):
         """The reply, within `deadline` seconds. See the module for the outcomes."""
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._cell.post(message, answer)
-        try:
-            with anyio.move_on_after(deadline):
-                return await answer
-        finally:
-            if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # seen, even if the asker was cancelled in the tick of the answer
+        with anyio.move_on_after(deadline):
+            return await answer  # a cancelled wait cancels it too, which tells the actor that nobody listens
         raise AskTimeout(f"actor {self.name!r} did not answer {type(message).__name__} within {deadline:g} s")
 
     async def dead(self) -> Death:

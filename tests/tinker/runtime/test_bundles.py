@@ -52,7 +52,9 @@ def test_two_writers_of_the_same_bundle_both_succeed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ann@1"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "a\0b", "-x", "a\n", "x" * 201])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/nonexistent", ".hidden", "a\0b", "-x", "a\n", "x" * 201]
+)
 def test_no_name_leads_out_of_the_store(tmp_path: Path, name: str) -> None:
     store = BundleStore(tmp_path)
     for act in (
@@ -81,8 +83,8 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str) -> None:
         case "extra":
             (Path(ref.path) / "more").write_bytes(b"")
         case "link":
-            file.unlink()
-            file.symlink_to("/etc/hostname")
+            file.rename(tmp_path / "elsewhere")
+            file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BundleCorrupt):
         store.read(ref)
 

@@ -85,6 +85,33 @@ async def test_frames_keep_their_order_in_both_directions(transport: Transport) 
         assert [await connection.receive() for _ in sent] == sent
 
 
+@pytest.mark.parametrize("side", ["listener", "connection"])
+async def test_frames_keep_their_order_while_queues_fill_and_empty(transport: Transport, side: str) -> None:
+    count = 6000
+    async with both(transport, Limits(queue=50)) as (listener, connection):
+        connection.send(b"hello")
+        peer, _ = await frame(listener)
+
+        async def produce() -> None:
+            for n in range(count):
+                while True:
+                    try:
+                        listener.send(peer, b"%d " % n + bytes(5000)) if side == "listener" else connection.send(
+                            b"%d " % n + bytes(5000)
+                        )
+                        break
+                    except PeerSlow:
+                        await anyio.lowlevel.checkpoint()
+
+        arrived = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(produce)
+            for _ in range(count):
+                data = await connection.receive() if side == "listener" else (await frame(listener))[1]
+                arrived.append(int(data.split()[0]))
+        assert arrived == list(range(count))
+
+
 async def test_a_burst_is_taken_at_once_and_is_bounded(transport: Transport) -> None:
     async with both(transport) as (listener, connection):
         for n in range(1000):
@@ -265,9 +292,9 @@ async def test_what_was_sent_just_before_closing_arrives_within_the_grace(transp
         connection.send(b"hello")
         peer, _ = await frame(listener)
         for n in range(500):
-            connection.send(b"%d" % n)
+            connection.send(b"%d" % n + bytes(20_000))
         assert await connection.aclose(grace=5.0) == 0
-        assert [await frame(listener) for _ in range(500)] == [(peer, b"%d" % n) for n in range(500)]
+        assert [await frame(listener) for _ in range(500)] == [(peer, b"%d" % n + bytes(20_000)) for n in range(500)]
 
 
 async def test_the_listeners_last_frames_arrive_within_the_grace(transport: Transport) -> None:

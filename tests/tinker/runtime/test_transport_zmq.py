@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from tinker.runtime.transport import (
     PeerKey,
     TransportError,
     ZmqTransport,
+    zmq_socket,
 )
+from tinker.runtime.transport.zmq import ZmqListener
 
 ANY = "tcp://127.0.0.1:0"
 TALKER = """
@@ -48,6 +51,12 @@ def talker(address: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def signalled(listener: Listener) -> None:
+    """Block this thread, event loop and all, until something has arrived that nobody has looked at."""
+    assert isinstance(listener, ZmqListener)
+    assert select.select([listener._socket.raw.fileno()], [], [], 10.0)[0]
+
+
 async def frame(listener: Listener) -> tuple[PeerKey, bytes]:
     arrival = await listener.receive()
     assert not isinstance(arrival, Disconnected)
@@ -66,6 +75,46 @@ async def test_a_process_that_dies_or_freezes_is_named(how: signal.Signals) -> N
             listener.send(arrival.peer, b"take this turn")
         peers.remove(arrival.peer)
         listener.send(peers[0], b"then you")
+    await listener.aclose()
+
+
+async def test_a_send_that_swallows_the_edge_does_not_lose_the_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_socket, "SAFETY_POLL", 3600.0)
+    listener = ZmqTransport().listen(ANY)
+    connection = ZmqTransport().connect(listener.address)
+    connection.send(b"hello")
+    peer, _ = await frame(listener)
+    for _ in range(20):
+        waiting = asyncio.ensure_future(listener.receive())
+        await asyncio.sleep(0)
+        connection.send(b"request")
+        signalled(listener)
+        for _ in range(3):
+            listener.send(peer, b"answer to somebody else")
+        assert await asyncio.wait_for(waiting, 10.0) == (peer, b"request")
+    await connection.aclose()
+    await listener.aclose()
+
+
+async def test_a_new_peer_on_a_reused_descriptor_is_not_taken_for_the_lost_one() -> None:
+    listener = ZmqTransport().listen(ANY)
+    keys = []
+    for n in range(2):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+            foreign.linger = 1000
+            foreign.identity = b"peer-%d" % n
+            foreign.connect(listener.address)
+            foreign.send(b"hello")
+            if n == 0:
+                keys.append((await frame(listener))[0])
+                continue
+            signalled(listener)
+            arrivals = [await listener.receive(), await listener.receive()]
+            keys.append(PeerKey(b"peer-1"))
+            assert sorted(arrivals, key=str) == sorted([Disconnected(keys[0]), (keys[1], b"hello")], key=str)
+            listener.send(keys[1], b"you are here")
+            assert foreign.recv() == b"you are here"
+    assert await listener.receive() == Disconnected(keys[1])
     await listener.aclose()
 
 
