@@ -15,7 +15,17 @@ from anyio.abc import TaskGroup
 from tinker.engines.engine import Engine, EngineError, Files, GenerateRequest
 from tinker.protocol.to_coordinator import Generated, GenerateFailed, Loaded, LoadFailed
 from tinker.protocol.to_taskserver import Cancel, Forget, Generate, Load, Release, Unload
-from tinker.protocol.values import BlobRef, EpisodeId, RunId, SeatName, TurnId, pack_floats, pack_ids, unpack_ids
+from tinker.protocol.values import (
+    BlobRef,
+    EpisodeId,
+    PolicyVersion,
+    RunId,
+    SeatName,
+    TurnId,
+    pack_floats,
+    pack_ids,
+    unpack_ids,
+)
 from tinker.runtime.actor import Actor
 
 Post = Callable[[Any], None]
@@ -33,6 +43,7 @@ class RolloutWorker(Actor[RolloutMessage, None]):
         self._fetch = fetch
         self._tasks = tasks
         self._running: dict[tuple[TurnId, SeatName], anyio.CancelScope] = {}
+        self._loaded: dict[RunId, set[PolicyVersion]] = {}
 
     async def receive(self, message: RolloutMessage) -> None:
         match message:
@@ -48,9 +59,12 @@ class RolloutWorker(Actor[RolloutMessage, None]):
             case Load():
                 await self._load(message)
             case Unload():
+                self._loaded.get(message.run, set()).discard(message.version)
                 await self._engine.unload(message.version)
             case Release():
                 await self._engine.forget(f"{message.run}/")
+                for version in sorted(self._loaded.pop(message.run, set())):
+                    await self._engine.unload(version)
 
     async def stopped(self) -> None:
         for scope in self._running.values():
@@ -92,6 +106,7 @@ class RolloutWorker(Actor[RolloutMessage, None]):
         )
 
     async def _load(self, message: Load) -> None:
+        self._loaded.setdefault(message.run, set()).add(message.version)
         try:
             await self._engine.load(message.version, await self._fetch(message.adapter))
         except Exception as error:

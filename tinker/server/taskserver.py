@@ -150,19 +150,31 @@ class TaskServer:
                 self._lease = message.lease
                 self.on_joined()
             case Refused():
-                if message.what == "Hello":
-                    raise TaskServerError(f"the coordinator refused task server {self.name!r}: {message.reason}")
-                log.warning("refused", what=message.what, reason=message.reason)
+                self._refused(message)
             case Draining():
                 log.info("coordinator drains", reason=message.reason)
             case Forget() | Release():
                 for name, worker in tuple(self._workers.items()):
                     if isinstance(message, Release) or self._kinds[name] == PoolKind.ROLLOUT:
-                        worker.tell(message)
+                        self._free(name, worker, message)
                 if isinstance(message, Release):
                     self.store.remove_beginning(f"{message.run}=")
             case _:
                 self._hand_over(message)
+
+    def _refused(self, message: Refused) -> None:
+        """Only members may send a heartbeat: if ours is refused, the coordinator is a new one, or gave us up; we join again."""
+        if message.what == "Hello":
+            raise TaskServerError(f"the coordinator refused task server {self.name!r}: {message.reason}")
+        log.warning("refused", what=message.what, reason=message.reason)
+        if message.what == "Heartbeat":
+            self._send(self._hello(tuple(offer for offer in self._offers() if offer.name in self._workers)))
+
+    def _free(self, name: WorkerName, worker: ActorRef[Any, Any], message: Forget | Release) -> None:
+        try:
+            worker.tell(message)
+        except (MailboxFull, ActorDead) as error:
+            log.warning("not freed", worker=name, message=type(message).__name__, why=str(error))
 
     def _hand_over(self, message: Any) -> None:
         worker = self._workers.get(message.worker)
