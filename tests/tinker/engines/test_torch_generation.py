@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,19 +130,28 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_company(tiny: Tiny) -> 
     assert [answer.ids for answer in together] == [answer.ids for answer in alone]
 
 
-async def test_sampling_follows_the_distribution_it_reports(tiny: Tiny) -> None:
-    """1,500 first tokens of one prompt: frequencies are within five standard errors of the reported probabilities."""
+async def test_seeds_spread_answers_as_the_reported_probabilities_say(tiny: Tiny) -> None:
+    """1,500 first tokens of one prompt: frequencies are within five standard errors."""
     async with TorchEngine(str(tiny("qwen3"))) as engine:
-        answers = await asyncio.gather(
-            *(engine.generate(request(max_tokens=1, seed=n, key=str(n % 9))) for n in range(1500))
-        )
-    counts: dict[int, int] = {}
-    for answer in answers:
-        counts[answer.ids[0]] = counts.get(answer.ids[0], 0) + 1
+        asked = [request(max_tokens=1, seed=n, key=str(n % 9)) for n in range(1500)]
+        answers = await asyncio.gather(*map(engine.generate, asked))
+    counts = Counter(answer.ids[0] for answer in answers)
     told = {answer.ids[0]: float(np.exp(answer.logprobs[0])) for answer in answers}
     assert len(counts) > 5
     for token, probability in told.items():
         assert abs(counts[token] / 1500 - probability) < 5 * (probability * (1 - probability) / 1500) ** 0.5 + 1e-3
+
+
+def test_evenly_spread_uniforms_give_every_token_its_exact_share() -> None:
+    from tinker.engines.torch.sampling import plan, sample
+
+    many = 5000
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(1)) * 2.0
+    uniforms = [(number + 0.5) / many for number in range(many)]
+    ids, logprobs = sample(logits.expand(many, -1), plan([0.7] * many), uniforms)
+    wanted = torch.softmax(logits / 0.7, -1)
+    assert [abs(Counter(ids)[token] - many * float(wanted[token])) <= 1.01 for token in range(12)] == [True] * 12
+    assert logprobs == pytest.approx([float(wanted[token].log()) for token in ids], abs=1e-5)
 
 
 async def test_requests_join_and_leave_a_running_batch(tiny: Tiny) -> None:
@@ -161,19 +171,25 @@ async def test_requests_join_and_leave_a_running_batch(tiny: Tiny) -> None:
 
 
 async def test_a_cancelled_caller_leaves_the_batch_and_the_others_go_on(tiny: Tiny) -> None:
+    """One request is cancelled while it runs (it would take over 60 more steps), one while it waits."""
     async with TorchEngine(str(tiny("qwen3")), slots=2) as engine:
-        asked = [request(range(3, 6 + n), key=f"c{n}", max_tokens=60, seed=n, temperature=1.5) for n in range(5)]
-        tasks = [asyncio.create_task(engine.generate(ask)) for ask in asked]
+        asked = [request(max_tokens=100, seed=n, key=str(n), temperature=3.0) for n in range(60)]
+        lengths = [len((await engine.generate(ask)).ids) for ask in asked]
+        long = asked[lengths.index(max(lengths))]
+        short = [request(range(3, 6 + n), key=f"c{n}", max_tokens=4, seed=n) for n in range(3)]
+        tasks = [asyncio.create_task(engine.generate(ask)) for ask in (long, *short, long)]
         await engine.score(BASE, [])
         tasks[0].cancel()
         tasks[4].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(2):
+            await engine.score(BASE, [])
+        assert max(lengths) > 70
         assert [type(answer) for answer in answers] == [
             asyncio.CancelledError,
             *[Generation] * 3,
             asyncio.CancelledError,
         ]
-        await engine.unload(version("nobody"))
         assert engine.running == 0
 
 
@@ -245,16 +261,16 @@ async def test_a_kept_context_is_not_used_under_other_weights(tiny: Tiny) -> Non
     assert as_alpha.logprobs != pytest.approx(as_beta.logprobs, abs=1e-2)
 
 
-async def test_kept_contexts_are_bounded_and_the_oldest_goes_first(tiny: Tiny) -> None:
+async def test_kept_contexts_are_bounded_and_the_longest_unused_goes_first(tiny: Tiny) -> None:
+    """Room for two contexts of 20 tokens: a, b, a again, c; then a is still there and b is gone."""
     per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, bytes
     async with TorchEngine(str(tiny("qwen3")), cache_bytes=45 * per_token) as engine:
-        for name in ("a", "b", "c"):  # 20 tokens each, the one sampled is not in the cache
+        computed = []
+        for name in ("a", "b", "a", "c", "a", "b"):
+            before = engine.prefilled
             await engine.generate(request(range(3, 23), key=name, max_tokens=1, seed=5))
-        before = engine.prefilled
-        await engine.generate(request(range(3, 23), key="b", max_tokens=1, seed=5))
-        assert engine.prefilled - before == 1
-        await engine.generate(request(range(3, 23), key="a", max_tokens=1, seed=5))
-        assert engine.prefilled - before == 21
+            computed.append(engine.prefilled - before)
+    assert computed == [20, 20, 1, 20, 1, 20]
 
 
 async def test_equal_prompts_are_computed_once(tiny: Tiny) -> None:

@@ -112,11 +112,11 @@ class KeptContexts:
         if entry.owner is not owner:
             self._drop(key)
             return 0, None
-        self._entries.move_to_end(key)
         shared = min(common_prefix(entry.ids, ids), len(ids) - 1)
         return (shared, entry.kv) if shared else (0, None)
 
     def keep(self, key: str, entry: Kept) -> None:
+        """Put it in place of what the key had, as the most recently used."""
         if key in self._entries:
             self._drop(key)
         if entry.size > self._limit:
