@@ -45,11 +45,12 @@ class ZmqListener:
         self._backlogs: dict[PeerKey, deque[bytes]] = {}  # frames ZeroMQ had no room for
         self._descriptor_of: dict[PeerKey, int] = {}
         self._peer_at: dict[int, PeerKey] = {}
+        self._broken: set[int] = set()  # descriptors whose last connection has ended
         self._lost: dict[PeerKey, None] = {}  # a set that keeps the order
         self._socket = OwnedSocket(zmq.ROUTER, limits, self._look)
         for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.BACKLOG, 4096)):
             self._socket.raw.set(option, value)
-        self._socket.watch(zmq.EVENT_DISCONNECTED, self._hear_monitor)
+        self._socket.watch(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._hear_monitor)
         try:
             self._socket.raw.bind(address)
         except zmq.ZMQError as error:
@@ -148,11 +149,16 @@ class ZmqListener:
         self._lost = lost | self._lost
 
     def _meet(self, peer: PeerKey, frame: zmq.Frame) -> None:
-        """Remember which descriptor the peer is on. They are re-used, so earlier disconnects must be heard first."""
+        """Remember which descriptor the peer is on. It may have gone already, and descriptors are re-used."""
         self._read_monitor()
         descriptor = int(frame.get(zmq.SRCFD))
+        before = self._peer_at.get(descriptor)
+        if before is not None:
+            self._lost[before] = None
         self._descriptor_of[peer] = descriptor
         self._peer_at[descriptor] = peer
+        if descriptor in self._broken:
+            self._lost[peer] = None
 
     def _hear_monitor(self) -> None:
         self._read_monitor()
@@ -160,7 +166,11 @@ class ZmqListener:
             self._inbox.wake()
 
     def _read_monitor(self) -> None:
-        for _, descriptor in self._socket.monitored():
+        for event, descriptor in self._socket.monitored():
+            if event == zmq.EVENT_ACCEPTED:
+                self._broken.discard(descriptor)
+                continue
+            self._broken.add(descriptor)
             peer = self._peer_at.pop(descriptor, None)
             if peer is not None:
                 self._lost[peer] = None
