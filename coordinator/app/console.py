@@ -22,7 +22,8 @@ from coordinator.app.screen import Picture, Shut
 from tinker.protocol.to_host import Wait
 from tinker.protocol.values import Edge, Phase
 
-TRANSCRIPT_LINES = 16
+TRANSCRIPT_LINES = 24
+ENDING_LINES = 2  # how it ended and the scores: always shown
 Now = Callable[[], float]
 
 
@@ -170,7 +171,8 @@ def _report(console: Console, facts: RunFacts | None, result: RunResult) -> None
         _print(console, Text(f"\nSample episode {number}", style="bold"))
         lines = readable(transcript).rstrip().splitlines()
         rest = len(lines) - TRANSCRIPT_LINES
-        shown = lines if rest <= 1 else [*lines[:TRANSCRIPT_LINES], f"… {rest} more lines in the recording"]
+        first, last = lines[: TRANSCRIPT_LINES - ENDING_LINES], lines[-ENDING_LINES:]
+        shown = lines if rest <= 1 else [*first, f"… {rest} more lines in the recording", *last]
         for line in shown:
             folded = textwrap.fill(
                 line, console.width, initial_indent="  ", subsequent_indent="      ", drop_whitespace=False

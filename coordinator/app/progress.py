@@ -18,6 +18,8 @@ from tinker.protocol.values import Edge, Phase
 
 Row = Mapping[str, object]
 
+ARRIVED = "done"  # what an agent is busy with when its update is over and it waits for the others
+
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
@@ -88,7 +90,8 @@ class Progress(Protocol):
         """So many of this phase's episodes are accounted for."""
 
     def updating(self, agent: str, what: str) -> None:
-        """An agent is busy with its update: `what` in a word or two (gradient, optimizer, publish)."""
+        """An agent is busy with its update: `what` in a word or two (gradient, optimizer, publish), and
+        `ARRIVED` when it is through."""
 
     def rows(self, rows: Sequence[Row]) -> None:
         """The metrics rows of a finished round or evaluation, one per agent."""

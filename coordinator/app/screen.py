@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coordinator.app import findings
 from coordinator.app.figures import clock, plain, readable, signed, sparkline, took
-from coordinator.app.progress import Row, RunFacts
+from coordinator.app.progress import ARRIVED, Row, RunFacts
 from tinker.protocol.to_host import Wait
 from tinker.protocol.values import Edge, Phase
 
@@ -163,11 +163,34 @@ def _waiting(picture: Picture) -> Text:
         verb = "waits" if len(picture.shut.arrived) == 1 else "wait"
         who = f"{here} {verb}" if here else "waiting"
         return Text(f"{who} at {picture.shut.where} for {', '.join(picture.shut.missing)}", style="yellow")
+    parts = [_waiting_now(picture)]
     longest = picture.longest
     if longest and longest.wait.seconds >= SHORT_WAIT:
         wait = longest.wait
-        return Text(f"longest wait: {wait.member} {took(wait.seconds)} for {wait.last} at {longest.where}", style="dim")
-    return Text("nobody waits", style="dim")
+        parts.append(f"longest wait: {wait.member} {took(wait.seconds)} for {wait.last} at {longest.where}")
+    return Text(" · ".join(filter(None, parts)) or "nobody waits", style="dim")
+
+
+def _waiting_now(picture: Picture) -> str:
+    """Who is through with this phase and for whom it waits, as far as this process can see; "" if nobody waits."""
+    if picture.facts is None or picture.phase is None or picture.ended:
+        return ""
+    names = [agent.name for agent in picture.facts.agents]
+    done, of = picture.played
+    if picture.phase == Phase.UPDATE:
+        here = [name for name in names if picture.busy.get(name) == ARRIVED]
+        others = _some([name for name in names if name not in here])
+    else:
+        here = names if done < of else []
+        others = f"{of - done} episodes"
+    if not here or (len(here) == len(names) and picture.phase == Phase.UPDATE):
+        return ""
+    verb = "waits" if len(here) == 1 else "wait"
+    return f"{_some(here)} {verb} at {place(picture.round, picture.phase, Edge.END)} for {others}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} agents"
 
 
 def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
@@ -222,12 +245,13 @@ def speed(rows: Sequence[Row]) -> list[str]:
 
 
 def _evaluations(picture: Picture) -> Text | None:
-    """Each evaluation from its first round to its latest."""
+    """Each evaluation from its first round to its latest; the sampled ones, if there are any."""
     found = findings.evaluations(picture.evaluations)
     if not found:
         return None
+    sampled = {what.replace(", sampled", ""): points for what, points in found.items() if ", sampled" in what}
     words = []
-    for what, points in found.items():
+    for what, points in (sampled or found).items():
         first, last = points[min(points)], points[max(points)]
         words.append(f"{what} {plain(first)}" + (f" → {plain(last)}" if len(points) > 1 else ""))
-    return Text("evaluation: " + " · ".join(words[:4]))
+    return Text(f"evaluation{' (sampled)' if sampled else ''}: " + " · ".join(words[:4]))

@@ -18,7 +18,7 @@ from coordinator.app import metrics
 from coordinator.app.cast import Role
 from coordinator.app.config import RunConfig
 from coordinator.app.metrics import Clocked, Trained
-from coordinator.app.progress import Progress
+from coordinator.app.progress import ARRIVED, Progress
 from coordinator.app.rundir import Exit, RunDirectory, blamed
 from coordinator.core.order import due
 from coordinator.core.rounds import phases
@@ -243,7 +243,7 @@ class Training:
         elif not batch.rows and batch.report.reason:
             self.progress.note(f"{agent.role.name} had nothing to learn from in round {round}: {batch.report.reason}")
         await self.client.arrive(Arrive(self.spec.run, round, Phase.UPDATE, Edge.END, agent.role.name, agent.version))
-        self.progress.updating(agent.role.name, "done, waits at the end of the update")
+        self.progress.updating(agent.role.name, ARRIVED)
 
     async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
         """Gradient, optimizer, publish. Returns what was measured."""

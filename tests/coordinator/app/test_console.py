@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from coordinator.app import screen
 from coordinator.app.console import Lines, LiveView, watching
-from coordinator.app.progress import AgentFacts, Both, Change, Progress, Row, RunFacts, RunResult, Silent
+from coordinator.app.progress import ARRIVED, AgentFacts, Both, Change, Progress, Row, RunFacts, RunResult, Silent
 from coordinator.app.rundir import Exit
 from coordinator.app.screen import Picture
 from tinker.protocol.to_host import Wait
@@ -115,7 +116,7 @@ def test_the_report_has_changes_warnings_episodes_and_whole_paths() -> None:
     assert "success     0.12    0.75    +0.62   1-5 → 51-60" in text
     assert "warning: hinter: 2%" in text
     assert "it is �[31mlarge" in text
-    assert "  line 15\n  … 24 more lines in the recording\n" in text
+    assert "  line 21\n  … 16 more lines in the recording\n  line 38\n  line 39\n" in text
     assert str(RESULT.files[0][1]) in text
 
 
@@ -157,6 +158,19 @@ def test_the_view_names_who_waits_for_whom() -> None:
     picture = screen.opened(picture, 1, Phase.UPDATE, Edge.END, waits, 1.0)
     picture = screen.opened(picture, 2, Phase.ROLLOUT, Edge.START, (), 2.0)
     assert "longest wait: hinter 0.40 s for guesser at update end of round 1" in shown(picture, 2.0)
+
+
+def test_while_episodes_are_played_everybody_waits_for_them() -> None:
+    picture = screen.opened(Picture(facts=facts()), 3, Phase.ROLLOUT, Edge.START, (), 0.0)
+    picture = replace(picture, played=(9, 64))
+    assert "hinter, guesser wait at rollout end of round 3 for 55 episodes" in shown(picture, 1.0)
+
+
+def test_an_agent_whose_update_is_done_waits_for_the_others() -> None:
+    picture = screen.opened(Picture(facts=facts()), 3, Phase.UPDATE, Edge.START, (), 0.0)
+    one = replace(picture, busy={"hinter": ARRIVED, "guesser": "publish"})
+    assert "hinter waits at update end of round 3 for guesser" in shown(one, 1.0)
+    assert "nobody waits" in shown(replace(picture, busy={"hinter": ARRIVED, "guesser": ARRIVED}), 1.0)
 
 
 def test_a_shut_barrier_is_shown_until_it_opens() -> None:
