@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -88,9 +89,18 @@ class Child:
 
     def story(self) -> str:
         code = self.process.returncode
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({_signal_name(-code)})"
         lines = self.log.read_text(errors="replace").strip().splitlines()[-8:]
         return f"the {self.name} process {how}; the end of its log ({self.log}):\n  " + "\n  ".join(lines)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
 
 
 async def ready(child: Child, others: Sequence[Child]) -> str:

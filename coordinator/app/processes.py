@@ -107,6 +107,7 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, forget, name="signals")
             await _serve_taskserver(settings, spool)
+            tasks.cancel_scope.cancel()
     finally:
         forget()
 

@@ -174,25 +174,24 @@ def _serve(daemon: Coroutine[Any, Any, None]) -> None:
     from coordinator.app.processes import UnsafeAddress
     from tinker.engines.engine import EngineError
     from tinker.runtime.transport import TransportError
-    from tinker.server.taskserver import TaskServerError
+    from tinker.server.taskserver import NotWelcome, TaskServerError
 
     async def run() -> None:
         await daemon
 
     try:
         anyio.run(run)
-    except* (UnsafeAddress, TransportError, EngineError) as group:
-        _refuse(group.exceptions[0])
+    except* (UnsafeAddress, TransportError, EngineError, NotWelcome) as group:
+        _refuse(group)
     except* TaskServerError as group:
-        print(group.exceptions[0], file=sys.stderr)
-        sys.exit(3)
+        _refuse(group, code=3)
 
 
-def _refuse(error: BaseException) -> Any:
+def _refuse(error: BaseException, code: int = 2) -> Any:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     print(f"opentinker: {error}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

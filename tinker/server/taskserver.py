@@ -45,7 +45,15 @@ log = structlog.get_logger("taskserver")
 
 
 class TaskServerError(Exception):
-    """The coordinator refused this task server, or was lost; the message says what to do."""
+    """This task server cannot go on; the message says what to do."""
+
+
+class CoordinatorSilent(TaskServerError):
+    """The coordinator was not heard for two leases."""
+
+
+class NotWelcome(TaskServerError):
+    """The coordinator refused this task server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +87,10 @@ class TaskServer:
     _heard: float = 0.0
     _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
+    _failure: TaskServerError | None = None
 
     async def serve(self) -> None:
-        """TaskServerError if the coordinator refuses us or is lost. The engine must have been entered."""
+        """CoordinatorSilent or NotWelcome when there is nobody to serve. The engine must have been entered."""
         self._heard = self.clock.now()
         async with anyio.create_task_group() as tasks, ActorSystem(on_failure=_log_failure) as system:
             offers = self._offers()
@@ -89,11 +98,15 @@ class TaskServer:
                 self._spawn(system, offer, tasks)
             self._send(self._hello(offers))
             tasks.start_soon(self.data.serve, name="data connection")
-            tasks.start_soon(self._keep_lease, name="keep lease")
+            tasks.start_soon(self._keep_lease, tasks.cancel_scope, name="keep lease")
             try:
                 await self._read()
+            except TaskServerError as error:  # raised below: what leaves a cancelled group is lost
+                self._failure = error
             finally:
                 tasks.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
 
     async def leave(self, reason: str) -> None:
         """Say good-bye and close the connection."""
@@ -165,7 +178,7 @@ class TaskServer:
     def _refused(self, message: Refused) -> None:
         """Only members may send a heartbeat: if ours is refused, the coordinator is a new one, or gave us up; we join again."""
         if message.what == "Hello":
-            raise TaskServerError(f"the coordinator refused task server {self.name!r}: {message.reason}")
+            raise NotWelcome(f"the coordinator refused task server {self.name!r}: {message.reason}")
         log.warning("refused", what=message.what, reason=message.reason)
         if message.what == "Heartbeat":
             self._send(self._hello(tuple(offer for offer in self._offers() if offer.name in self._workers)))
@@ -199,14 +212,14 @@ class TaskServer:
             case Work():
                 self._send(WorkerFailed(message.run, message.op, message.worker, why))
 
-    async def _keep_lease(self) -> None:
-        while True:
+    async def _keep_lease(self, serving: anyio.CancelScope) -> None:
+        while self.clock.now() - self._heard <= 2 * self._lease:
             await self.clock.sleep_until(self.clock.now() + self._lease / 3)
             self._send(Heartbeat())
-            if self.clock.now() - self._heard > 2 * self._lease:
-                raise TaskServerError(
-                    f"the coordinator was not heard for {2 * self._lease:.0f} s; is it still running?"
-                )
+        self._failure = CoordinatorSilent(
+            f"the coordinator was not heard for {2 * self._lease:.0f} s; is it still running?"
+        )
+        serving.cancel()
 
     def _send(self, message: Any) -> None:
         self.connection.send(encode(message))
