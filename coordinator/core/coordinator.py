@@ -11,40 +11,25 @@ from dataclasses import dataclass, field
 
 from coordinator.core import roster as members
 from coordinator.core import rounds as rnd
-from coordinator.core.roster import MemberRefused, Roster
+from coordinator.core.roster import CALLS, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
 from coordinator.core.run import Run, Sends
 from coordinator.core.turns import Turns
 from coordinator.core.versions import Versions, WrongWeights
 from tinker.protocol import to_coordinator as said
-from tinker.protocol.to_any import Refused, Welcome
+from tinker.protocol.to_any import Draining, Refused, Welcome
 from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnRefused
 from tinker.protocol.to_taskserver import Release
-from tinker.protocol.values import PeerName, PoolKind, Role, RunId, WorkerName
+from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
-OfWorker = (
-    said.Generated
-    | said.GenerateFailed
-    | said.Loaded
-    | said.LoadFailed
-    | said.WorkerDone
-    | said.WorkerFailed
-    | said.WorkerLost
-)
-OfHost = said.Submit | said.Arrive | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
-OfAnybody = said.Hello | said.Heartbeat | said.Bye
-CALLS = {
-    Role.HOST: OfHost | OfAnybody,
-    Role.TASKSERVER: OfWorker | OfAnybody,
-    Role.OPERATOR: OfAnybody,
-}
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
 
 
 @dataclass(slots=True)
 class Coordinator:
     """`lease`: a member silent for two leases is lost. `ended`: runs that are over, while their host is a member (in order; an
-    old `Submit` that comes again must not start them twice). `counts`: refusals and totals, by name."""
+    old `Submit` that comes again must not start them twice). `counts`: refusals and totals, by name. `draining`: why nothing new may
+    begin ("": it may)."""
 
     name: PeerName
     epoch: int = 1
@@ -54,6 +39,7 @@ class Coordinator:
     runs: dict[RunId, Run] = field(default_factory=dict)
     ended: dict[tuple[RunId, PeerName], None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    draining: str = ""
     turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +91,9 @@ class Coordinator:
                 if run is None or run.host != peer:
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, _no_run(peer, message.turn.run)))]
+                if self.draining:
+                    self.counts["refused OpenTurn"] += 1
+                    return [(peer, TurnRefused(message.turn, self.draining))]
                 return self.turns.open(run, message, now)
             case said.Generated() if message.turn.run in self.runs:
                 return self.turns.acted(self.runs[message.turn.run], message, now)
@@ -159,6 +148,8 @@ class Coordinator:
             return [(peer, run.admitted)]
         if waiting is not None or run is not None or (spec.run, peer) in self.ended:
             raise ValueError(f"run {spec.run} exists already, or has ended; submit under another id")
+        if self.draining:
+            raise ValueError(f"no run is admitted any more: {self.draining}")
         rnd.begin(spec)
         self.queue[spec.run] = (spec, peer)
         return self._admit(spec.run, now) or [(peer, Queued(spec.run, self._why_queued(spec)))]
@@ -188,7 +179,7 @@ class Coordinator:
             server = self.roster.peers[owners[updater]].hello
             assert server.model is not None
             admitted = Admitted(run_id, server.model, server.tokenizer, server.data, server.machine)
-            run = Run(spec, host, rnd.begin(spec), serving, owners, updater, scorer, admitted, noticed=now)
+            run = Run(spec, host, rnd.begin(spec), serving, owners, updater, scorer, admitted, noticed=now, since=now)
             self.runs[run_id] = run
             del self.queue[run_id]
             return [(host, admitted)]
@@ -277,6 +268,20 @@ class Coordinator:
         for peer in members.silent(self.roster, now - 2 * self.lease):
             sends += self.lose(peer, f"not heard for {2 * self.lease:.0f} s", now)
         return sends
+
+    def drain(self, reason: str) -> Sends:
+        """From now on no run is admitted and no turn opened; everybody is told why. Runs in the queue are over."""
+        self.draining = reason
+        sends: Sends = [(peer, Draining(reason)) for peer in self.roster.peers]
+        for run_id, (_, host) in self.queue.items():
+            self.ended[run_id, host] = None
+            sends.append((host, RunStopped(run_id, reason)))
+        self.queue = {}
+        return sends
+
+    def close(self) -> Sends:
+        """End every run that is left, before the coordinator does."""
+        return [send for run_id in tuple(self.runs) for send in self._stop(run_id, self.draining)]
 
     def violations(self) -> list[str]:
         """Which invariants the present state breaks; [] if all hold."""

@@ -1,4 +1,4 @@
-"""Who is a member: peers by name, what they offer, when they were last heard.
+"""Who is a member: peers by name, what they offer, when they were last heard, and what each role may say.
 
 Invariants (checked by `violations`): M1 a name belongs to one living peer; M2 a worker name belongs to one living peer.
 """
@@ -8,8 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from tinker.protocol import to_coordinator as said
 from tinker.protocol.to_coordinator import Hello, WorkerOffer
 from tinker.protocol.values import PeerName, PoolKind, Role, WorkerName
+
+OfWorker = (
+    said.Generated
+    | said.GenerateFailed
+    | said.Loaded
+    | said.LoadFailed
+    | said.WorkerDone
+    | said.WorkerFailed
+    | said.WorkerLost
+)
+OfHost = said.Submit | said.Arrive | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
+OfAnybody = said.Hello | said.Heartbeat | said.Bye
+CALLS = {
+    Role.HOST: OfHost | OfAnybody,
+    Role.TASKSERVER: OfWorker | OfAnybody,
+    Role.OPERATOR: OfAnybody,
+}
 
 
 class MemberRefused(Exception):

@@ -41,7 +41,8 @@ Sends = list[tuple[PeerName, object]]
 @dataclass(slots=True)
 class Run:
     """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to. `admitted`: what the
-    host was told. `noticed`: when it was last told (or could see) who the barrier waits for."""
+    host was told. `noticed`: when it was last told (or could see) who the barrier waits for. `since`: when the run
+    began to gather at this barrier."""
 
     spec: RunSpec
     host: PeerName
@@ -54,6 +55,7 @@ class Run:
     pending: dict[OpId, tuple[Operate, WorkerName]] = field(default_factory=dict)
     outcomes: dict[OpId, OperationDone | OperationFailed] = field(default_factory=dict)
     noticed: float = 0.0
+    since: float = 0.0
 
     @property
     def model(self) -> str:
@@ -187,7 +189,7 @@ class Run:
 
     def _moved(self, after: Rounds, effects: Iterable[Effect], now: float) -> Sends:
         if after.at != self.rounds.at:
-            self.noticed = now
+            self.noticed = self.since = now
         self.rounds = after
         sends: Sends = []
         for effect in effects:
