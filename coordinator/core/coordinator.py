@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import cast
 
 from coordinator.core import roster as members
 from coordinator.core import rounds as rnd
-from coordinator.core.roster import CALLS, MemberRefused, OfWorker, Roster
+from coordinator.core.roster import CALLS, OF_WORKER, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
 from coordinator.core.run import Run, Sends
 from coordinator.core.turns import Turns
@@ -22,6 +23,7 @@ from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnR
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
+FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
 
 
@@ -69,19 +71,22 @@ class Coordinator:
 
     def _heard(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
         """Check who may say this, before anybody acts on it."""
-        if peer not in self.roster.peers:
+        member = self.roster.peers.get(peer)
+        if member is None:
             raise ValueError(f"{peer} is no member (given up after silence?); connect again and say Hello first")
-        self.roster = members.hear(self.roster, peer, now)
-        role = self.roster.peers[peer].hello.role
-        if not isinstance(message, CALLS[role]):
+        if now - member.heard > FRESH * self.lease:
+            self.roster = members.hear(self.roster, peer, now)
+        role, kind = member.hello.role, type(message)
+        if kind not in CALLS[role]:
             raise ValueError(f"{peer} is a {role} and may not send this")
-        if isinstance(message, OfWorker):
-            owner = self.roster.owner(message.worker)
+        if kind in OF_WORKER:
+            worker = cast(OfWorker, message).worker
+            owner = self.roster.owner(worker)
             if owner is None:
                 self.counts["messages of lost workers"] += 1
                 return []
             if owner != peer:
-                raise ValueError(f"worker {message.worker} belongs to {owner}, not to {peer}")
+                raise ValueError(f"worker {worker} belongs to {owner}, not to {peer}")
         return self._handle(peer, message, now)
 
     def _handle(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:

@@ -1,12 +1,15 @@
 """Who is a member: peers by name, what they offer, when they were last heard, and what each role may say.
 
-Invariants (checked by `violations`): M1 a name belongs to one living peer; M2 a worker name belongs to one living peer.
+Invariants (checked by `violations`):
+- M1 a name belongs to one living peer;
+- M2 a worker name belongs to one living peer, and `owners` says to whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.to_coordinator import Hello, WorkerOffer
@@ -23,10 +26,11 @@ OfWorker = (
 )
 OfHost = said.Submit | said.Arrive | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
 OfAnybody = said.Hello | said.Heartbeat | said.Bye
+OF_WORKER = frozenset(get_args(OfWorker))
 CALLS = {
-    Role.HOST: OfHost | OfAnybody,
-    Role.TASKSERVER: OfWorker | OfAnybody,
-    Role.OPERATOR: OfAnybody,
+    Role.HOST: frozenset(get_args(OfHost | OfAnybody)),
+    Role.TASKSERVER: frozenset(get_args(OfWorker | OfAnybody)),
+    Role.OPERATOR: frozenset(get_args(OfAnybody)),
 }
 
 
@@ -44,10 +48,13 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
+    """`owners`: whose each worker is."""
+
     peers: Mapping[PeerName, Peer] = field(default_factory=dict)
+    owners: Mapping[WorkerName, PeerName] = field(default_factory=dict)
 
     def owner(self, worker: WorkerName) -> PeerName | None:
-        return next((n for n, p in self.peers.items() if any(w.name == worker for w in p.hello.workers)), None)
+        return self.owners.get(worker)
 
     def workers(self, peers: tuple[PeerName, ...], kind: PoolKind) -> tuple[WorkerOffer, ...]:
         """The workers of this kind at these peers, by name."""
@@ -71,16 +78,20 @@ def join(roster: Roster, hello: Hello, now: float) -> Roster:
     clash = [name for name in names if roster.owner(name) is not None or names.count(name) > 1]
     if clash:
         raise MemberRefused(f"worker name {clash[0]!r} is already in use; worker names must be unique")
-    return Roster({**roster.peers, hello.name: Peer(hello, now)})
+    owners = {**roster.owners, **dict.fromkeys(names, hello.name)} if names else roster.owners
+    return Roster({**roster.peers, hello.name: Peer(hello, now)}, owners)
 
 
 def hear(roster: Roster, name: PeerName, now: float) -> Roster:
     """Any message renews the lease."""
-    return Roster({**roster.peers, name: replace(roster.peers[name], heard=now)})
+    return replace(roster, peers={**roster.peers, name: replace(roster.peers[name], heard=now)})
 
 
 def leave(roster: Roster, name: PeerName) -> Roster:
-    return Roster({other: peer for other, peer in roster.peers.items() if other != name})
+    return Roster(
+        {other: peer for other, peer in roster.peers.items() if other != name},
+        {worker: owner for worker, owner in roster.owners.items() if owner != name},
+    )
 
 
 def drop_worker(roster: Roster, worker: WorkerName) -> Roster:
@@ -90,7 +101,10 @@ def drop_worker(roster: Roster, worker: WorkerName) -> Roster:
         return roster
     peer = roster.peers[owner]
     left = tuple(each for each in peer.hello.workers if each.name != worker)
-    return Roster({**roster.peers, owner: replace(peer, hello=replace(peer.hello, workers=left))})
+    return Roster(
+        {**roster.peers, owner: replace(peer, hello=replace(peer.hello, workers=left))},
+        {other: name for other, name in roster.owners.items() if other != worker},
+    )
 
 
 def silent(roster: Roster, since: float) -> tuple[PeerName, ...]:
@@ -109,6 +123,6 @@ def task_servers(roster: Roster, model: str) -> tuple[PeerName, ...]:
 
 
 def violations(roster: Roster) -> list[str]:
-    workers = [worker.name for peer in roster.peers.values() for worker in peer.hello.workers]
-    found = ["M2"] if len(set(workers)) != len(workers) else []
+    workers = [(worker.name, name) for name, peer in roster.peers.items() for worker in peer.hello.workers]
+    found = ["M2"] if sorted(workers) != sorted(roster.owners.items()) else []
     return found + ["M1" for name, peer in roster.peers.items() if peer.hello.name != name]
