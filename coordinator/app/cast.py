@@ -8,6 +8,7 @@ from coordinator.app.config import ConfigError, Learning, RunConfig
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
 from scenarios.scenario import NAME
+from tinker.algorithms.losses import UnknownLoss, find_loss
 from tinker.algorithms.registry import make_algorithm
 from tinker.protocol.seeds import derive
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec
@@ -32,8 +33,34 @@ class Role:
         return LoraSpec(learning.rank, learning.alpha, learning.targets, derive(seed, "lora", self.name) % 2**31)
 
 
+def check(scenario: Scenario, config: RunConfig, *, local: bool) -> None:
+    """ConfigError with everything in which the configuration does not fit the scenario, or names what does not exist. `local`: the task
+    server is of this installation, so it has the losses that are installed here and no others."""
+    _, problems = _seating(scenario, config)
+    problems += _learning_problems(scenario, config, local)
+    if problems:
+        raise ConfigError("the configuration does not fit the scenario:\n  " + "\n  ".join(problems))
+
+
 def roles(run: RunId, scenario: Scenario, config: RunConfig) -> tuple[Role, ...]:
     """The agents in the order of their first seat. ConfigError names unknown agents or seats, and seats nobody or two agents play."""
+    seats_of, problems = _seating(scenario, config)
+    if problems:
+        raise ConfigError("the configuration does not fit the scenario:\n  " + "\n  ".join(problems))
+    found = [
+        Role(
+            AgentName(name),
+            tuple(SeatName(seat) for seat in seats),
+            PolicyName(f"{run}/{name}"),
+            config.learning_of(name),
+        )
+        for name, seats in seats_of.items()
+    ]
+    return tuple(sorted(found, key=lambda role: min(scenario.seats.index(seat) for seat in role.seats)))
+
+
+def _seating(scenario: Scenario, config: RunConfig) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """The seats of each agent, and everything that is wrong with agents, seats, update order and parameters."""
     problems = []
     seats_of: dict[str, tuple[str, ...]] = {}
     for name, agent in config.agents.items():
@@ -52,7 +79,9 @@ def roles(run: RunId, scenario: Scenario, config: RunConfig) -> tuple[Role, ...]
     taken = [seat for seats in seats_of.values() for seat in seats]
     for seat in scenario.seats:
         if seat not in taken:
-            seats_of[seat] = (seat,)
+            if seat in seats_of:
+                problems.append(f"seat {seat!r} is played by nobody: the agent of its name plays other seats")
+            seats_of.setdefault(seat, (seat,))
         elif taken.count(seat) > 1:
             problems.append(f"seat {seat!r} is played by two agents; each seat belongs to one")
     if isinstance(config.update_order, tuple):
@@ -62,22 +91,42 @@ def roles(run: RunId, scenario: Scenario, config: RunConfig) -> tuple[Role, ...]
             for each in ordered
             if each not in seats_of
         ]
+        problems += [
+            f"update_order: {each!r} is named {ordered.count(each)} times; an agent updates once in a round"
+            for each in dict.fromkeys(ordered)
+            if ordered.count(each) > 1
+        ]
     try:
         scenario.bind(config.params)
     except ScenarioError as error:
         problems.append(f"params: {error}")
-    if problems:
-        raise ConfigError("the configuration does not fit the scenario:\n  " + "\n  ".join(problems))
-    found = [
-        Role(
-            AgentName(name),
-            tuple(SeatName(seat) for seat in seats),
-            PolicyName(f"{run}/{name}"),
-            config.learning_of(name),
-        )
-        for name, seats in seats_of.items()
-    ]
-    return tuple(sorted(found, key=lambda role: min(scenario.seats.index(seat) for seat in role.seats)))
+    return seats_of, problems
+
+
+def every_learning(scenario: Scenario, config: RunConfig, key: str) -> list[tuple[str, Learning]]:
+    """How each agent learns, with the place in the configuration where its value of `key` comes from."""
+    found = []
+    for name in dict.fromkeys((*scenario.seats, *config.agents)):
+        own = config.agents[name].learning if name in config.agents else {}
+        place = f"agents.{name}.learning.{key}" if key in own else f"learning.{key}"
+        found.append((place, config.learning_of(name)))
+    return found
+
+
+def _learning_problems(scenario: Scenario, config: RunConfig, local: bool) -> list[str]:
+    """Algorithms and losses that do not exist, each said once."""
+    problems: dict[str, None] = {}
+    for place, learning in every_learning(scenario, config, "algorithm"):
+        try:
+            make_algorithm(learning.algorithm, **learning.algorithm_options())
+        except ValueError as error:
+            problems[f"{place}: {error}"] = None
+    for place, learning in every_learning(scenario, config, "loss") if local else ():
+        try:
+            find_loss(learning.loss)
+        except UnknownLoss as error:
+            problems[f"{place}: {error}"] = None
+    return list(problems)
 
 
 def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Role, ...], model: str) -> RunSpec:
@@ -122,15 +171,3 @@ def check_targets(agents: tuple[Role, ...], model: ModelCard) -> None:
                 f"agent {role.name}: learning.targets names {', '.join(unknown)}; "
                 f"{model.name} has {', '.join(model.lora_targets)}"
             )
-
-
-def check_learning(agents: tuple[Role, ...]) -> None:
-    """ConfigError for an algorithm or a built-in loss that does not exist. (Installed losses are known to task servers only.)"""
-    problems = []
-    for role in agents:
-        try:
-            make_algorithm(role.learning.algorithm, **role.learning.algorithm_options())
-        except ValueError as error:
-            problems.append(f"agent {role.name}: learning.algorithm: {error}")
-    if problems:
-        raise ConfigError("the configuration is wrong:\n  " + "\n  ".join(problems))

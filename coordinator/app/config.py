@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 
 class ConfigError(Exception):
@@ -61,6 +61,15 @@ class AgentConfig(BaseModel):
     seats: tuple[str, ...] = ()
     learning: Mapping[str, Any] = Field(default_factory=dict)
 
+    @field_validator("learning")
+    @classmethod
+    def _sensible(cls, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            Learning.model_validate(dict(own))
+        except ValidationError as error:
+            raise ValueError("\n".join(sentences(error))) from error
+        return own
+
 
 class RunConfig(BaseModel):
     """One run, fully resolved. `threads`: of the engine (0: all cores). `replies`: what the scripted engine answers with."""
@@ -86,18 +95,6 @@ class RunConfig(BaseModel):
     agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
     params: Mapping[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _agents_learn_sensibly(self) -> RunConfig:
-        problems = []
-        for name in self.agents:
-            try:
-                self.learning_of(name)
-            except ValidationError as error:
-                problems += [f"agents.{name}.learning.{line}" for line in sentences(error)]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
     def learning_of(self, agent: str) -> Learning:
         """`[learning]` with this agent's own values on top."""
         own = self.agents[agent].learning if agent in self.agents else {}
@@ -109,6 +106,9 @@ def sentences(error: ValidationError) -> list[str]:
     lines = []
     for each in error.errors():
         key = ".".join(str(part) for part in each["loc"] if not str(part).startswith(("tuple[", "literal[")))
+        if each["type"] == "value_error":  # ours, and made of sentences already
+            lines += [f"{key}.{line}" for line in each["msg"].removeprefix("Value error, ").split("\n")]
+            continue
         rule = "unknown key" if each["type"] == "extra_forbidden" else each["msg"]
         lines.append(f"{key}: {rule} (got {each['input']!r})" if key else rule)
     return lines

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml, resolve
+from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
 from coordinator.app.names import clashes
 from scenarios import ScenarioError, load_scenario
 from tinker import __version__
@@ -79,22 +79,20 @@ def run(
     ] = False,
 ) -> None:
     """Play and train a scenario."""
-    from coordinator.app.cast import check_learning, roles
+    from coordinator.app.checks import check_address, checked
     from coordinator.app.console import watching
     from coordinator.app.local import RunRequest, play
-    from coordinator.app.models import model_directory
     from coordinator.app.rundir import RunDirectory, RunDirectoryError
-    from tinker.protocol.values import RunId
 
     try:
+        if coordinator:
+            check_address(coordinator)
         chosen = load_scenario(scenario)
         flags = {"seed": seed, "rounds": rounds, "model": model, "engine": engine}
         layers = [read_toml(config)] if config else []
         layers += [assignment(text) for text in assign or []]
         given = merged(*layers, {key: value for key, value in flags.items() if value is not None})
-        resolved = resolve(chosen.defaults, given, {"scenario": scenario})
-        check_learning(roles(RunId("check"), chosen, resolved))
-        path = "" if coordinator else str(model_directory(resolved.model))
+        resolved, path = checked(chosen, [given, {"scenario": scenario}], local=not coordinator)
         text = config_text(resolved)
         if check:
             print(text)
@@ -143,6 +141,8 @@ def taskserver(
 
     log_to_stderr()
     try:
+        if engine not in ("torch", "scripted"):
+            raise ConfigError(f"--engine is {engine!r}; choose torch or scripted")
         directory = model_directory(model)
     except ConfigError as error:
         _refuse(error)

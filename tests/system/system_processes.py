@@ -34,14 +34,18 @@ class Machine:
     def temporary(self) -> Path:
         return self.place / "tmp"
 
-    def start(self, *arguments: str, **environment: str) -> Program:
-        """`opentinker ARGUMENTS`, its output in files."""
+    def start(self, *arguments: str, through: tuple[str, ...] = ()) -> Program:
+        """`opentinker ARGUMENTS`, its output in files. `through`: a command that starts it."""
+        return self.python("-W", "error", "-m", "coordinator.cli.main", *arguments, through=through)
+
+    def python(self, *arguments: str, through: tuple[str, ...] = ()) -> Program:
+        """This interpreter with our packages, its output in files."""
         number = len(self.started)
         out, err = self.place / f"out-{number}", self.place / f"err-{number}"
         self.temporary.mkdir(exist_ok=True)
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "coordinator.cli.main", *arguments],
+                [*through, sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -51,16 +55,15 @@ class Machine:
                     "PYTHONPATH": str(ROOT),
                     "TMPDIR": str(self.temporary),
                     "COLUMNS": "200",
-                    **environment,
                 },
                 text=True,
             )
         self.started.append(process)
         return Program(process, out, err)
 
-    def run(self, *arguments: str, **environment: str) -> Program:
+    def run(self, *arguments: str) -> Program:
         """Start a long run of `guess` in `place/run` and wait until its first round is over."""
-        program = self.start("run", "guess", *SCRIPTED, *LONG, "--out", "run", *arguments, **environment)
+        program = self.start("run", "guess", *SCRIPTED, *LONG, "--out", "run", *arguments)
         wait_until(lambda: bool(self.rows()) or program.over, program.story)
         assert not program.over, program.story()
         return program
