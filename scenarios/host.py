@@ -20,7 +20,7 @@ from agents.players.scripted import ScriptedPlayer
 from scenarios.episode import Identity, Limits, play_episode
 from scenarios.errors import Dropped, Forfeited
 from scenarios.scenario import Evaluation, Scenario
-from tinker.client import CoordinatorLost, RunOver
+from tinker.client import CoordinatorLost, RunOver, TurnError
 from tinker.protocol.episodes import Episode
 from tinker.protocol.seeds import derive
 from tinker.protocol.to_coordinator import EpisodeEnded, OpenTurn, SeatRequest
@@ -203,6 +203,10 @@ class Host:
             return await self._runtime.turn(message)
         except (RunOver, CoordinatorLost) as error:
             raise Dropped(str(error)) from error
+        except TurnError as error:
+            if self._stopping:  # meanwhile the coordinator was told to stop, too
+                raise Dropped(self._stopping) from error
+            raise
 
 
 @dataclass(frozen=True, slots=True)

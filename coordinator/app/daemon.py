@@ -1,70 +1,101 @@
 """The coordinator daemon: the pure core behind a socket.
 
 One task reads bursts of messages, steps the core and sends what it says; one task tells it that time has passed. Nothing else touches the
-core. A message that is no message, or comes from somebody who is no member, is refused, counted, and never crashes anybody.
+core. A message that is no message, or comes from somebody who is no member, is refused, counted, and never crashes anybody. When it is
+told to stop it drains: nothing new begins, and its hosts have a while to end their runs.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 import structlog
 
+from coordinator.app import events
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from coordinator.core.run import Sends
 from tinker.protocol import ToCoordinator
-from tinker.protocol.to_any import Draining, Refused, Welcome
+from tinker.protocol.to_any import Refused, Welcome
 from tinker.protocol.to_coordinator import Bye, Heartbeat, Hello
-from tinker.protocol.to_host import CoordinatorLoad, Opened, Queued
-from tinker.protocol.values import PeerName
+from tinker.protocol.to_host import CoordinatorLoad, Opened, TurnRefused
+from tinker.protocol.values import PeerName, Role
 from tinker.runtime.clock import Clock
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey, PeerSlow
 
 TICK = 0.25  # seconds between looks at deadlines and leases
+MOMENT = 0.05  # seconds between looks whether all hosts have left
 LATE = 2.0  # a tick later than this says that we slept: hear everybody out before a lease may end
 GRACE = 3.0  # seconds for the last messages when stopping
+DRAIN = 10.0  # seconds that hosts have to end their runs when we stop
 
 log = structlog.get_logger("coordinator")
 
 
 @dataclass(slots=True)
 class Daemon:
-    """Serves one core on one listener until `stop` is called or its task is cancelled."""
+    """Serves one core on one listener until `stop` is called or its task is cancelled. `grace`: seconds to drain. `refusals`: how often
+    what was refused, and why (a few words of our own). `on_opened` hears of every barrier that opens."""
 
     core: Coordinator
     listener: Listener
     clock: Clock
     cpu: Callable[[], float] = time.process_time
+    grace: float = DRAIN
+    on_opened: Callable[[Opened], None] = lambda opening: None
     names: dict[PeerKey, PeerName] = field(default_factory=dict)
     keys: dict[PeerName, PeerKey] = field(default_factory=dict)
     messages: int = 0
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    serving: bool = False
+    _outgoing: list[tuple[PeerKey, object]] = field(default_factory=list)
     _cpu_before: float = 0.0
     _stopping: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self) -> None:
         self._cpu_before = self.cpu()
         log.info("listening", address=self.listener.address, epoch=self.core.epoch)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._read, name="read")
-            tasks.start_soon(self._watch, name="watch deadlines")
-            await self._stopping.wait()
-            for key in self.keys.values():
-                self._send_to(key, Draining("the coordinator is stopping"))
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, name="read")
+                tasks.start_soon(self._watch, name="watch deadlines")
+                self.serving = True
+                await self._stopping.wait()
+                await self._drain()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.serving = False
         await self.listener.aclose(GRACE)
         log.info("stopped", **{name.replace(" ", "_"): count for name, count in sorted(self.core.counts.items())})
 
     def stop(self) -> None:
+        """Drain, then end `serve`."""
         self._stopping.set()
+
+    async def _drain(self) -> None:
+        log.info("draining", grace=self.grace, runs=len(self.core.runs), queued=len(self.core.queue))
+        self._send(self.core.drain("the coordinator is stopping"))
+        self._flush()
+        until = self.clock.now() + self.grace
+        while (hosts := self._hosts()) and self.clock.now() < until:
+            await self.clock.sleep_until(min(until, self.clock.now() + MOMENT))
+        for name in hosts:
+            log.warning("not waited for any longer", member=name)
+        self._send(self.core.close())
+        self._flush()
+
+    def _hosts(self) -> list[PeerName]:
+        return [name for name, peer in self.core.roster.peers.items() if peer.hello.role == Role.HOST]
 
     async def _read(self) -> None:
         while True:
             for arrival in await self.listener.receive_many():
                 self._arrived(arrival)
+            self._flush()
 
     async def _watch(self) -> None:
         due = self.clock.now() + TICK
@@ -73,13 +104,14 @@ class Daemon:
             now = self.clock.now()
             if now - due < LATE:
                 self._send(self.core.tick(now))
+                self._flush()
                 self._fence()
             due = now + TICK
 
     def _fence(self) -> None:
         """Whoever the core gave up is a stranger from now on, even if it wakes up again."""
         for name in [name for name in self.keys if name not in self.core.roster.peers]:
-            log.warning("lost", peer=name, why="its lease ended")
+            log.warning("lost", member=name, why="its lease ended")
             del self.names[self.keys.pop(name)]
 
     def _arrived(self, arrival: Arrival) -> None:
@@ -88,7 +120,7 @@ class Daemon:
             name = self.names.pop(arrival.peer, None)
             if name is not None:
                 del self.keys[name]
-                log.warning("lost", peer=name, why="its connection was closed")
+                log.warning("lost", member=name, why="its connection was closed")
                 self._send(self.core.lose(name, "its connection was closed", now))
             return
         key, data = arrival
@@ -96,7 +128,7 @@ class Daemon:
         try:
             message = decode(data, ToCoordinator)
         except WireError as error:
-            self._refuse(key, "frame", str(error))
+            self._refuse(key, "frame", str(error), "malformed")
             return
         name = self.names.get(key)
         if name is not None:
@@ -104,31 +136,38 @@ class Daemon:
         elif isinstance(message, Hello):
             self._join(key, message, now)
         else:
-            self._refuse(key, type(message).__name__, "you are no member; say Hello first")
+            self._refuse(key, type(message).__name__, "you are no member; say Hello first", "not a member")
 
     def _step(self, name: PeerName, message: ToCoordinator, now: float) -> None:
         if isinstance(message, Heartbeat):
             self._send([(name, Welcome(self.core.name, self.core.epoch, self.core.lease))])
-        self._send(self.core.step(name, message, now))
+        self._write(events.heard(name, message))
+        sends = self.core.step(name, message, now)
+        for _, answer in sends:
+            if isinstance(answer, Refused | TurnRefused):
+                why = "draining" if self.core.draining in answer.reason and self.core.draining else "not allowed"
+                self.refusals[type(message).__name__, why] += 1
+                self._write(events.refused(name, message, answer))
+        self._send(sends)
         if isinstance(message, Bye):
-            log.info("left", peer=name, why=message.reason)
             self.names.pop(self.keys.pop(name), None)
 
     def _join(self, key: PeerKey, hello: Hello, now: float) -> None:
         try:
             sends = self.core.join(hello, now)
         except MemberRefused as error:
-            self._refuse(key, "Hello", str(error))
+            self._refuse(key, "Hello", str(error), "not welcome")
             return
         self.names[key] = hello.name
         self.keys[hello.name] = key
-        log.info("joined", peer=hello.name, role=str(hello.role), pid=hello.pid, workers=len(hello.workers))
+        log.info("joined", member=hello.name, role=str(hello.role), pid=hello.pid, workers=len(hello.workers))
         self._send(sends)
 
-    def _refuse(self, key: PeerKey, what: str, reason: str) -> None:
+    def _refuse(self, key: PeerKey, what: str, reason: str, why: str) -> None:
         self.core.counts[f"refused {what}"] += 1
-        log.warning("refused", what=what, peer=self.names.get(key, "unknown"), reason=reason)
-        self._send_to(key, Refused(what, reason))
+        self.refusals[what, why] += 1
+        log.warning("refused", what=what, member=self.names.get(key, "unknown"), reason=reason)
+        self._outgoing.append((key, Refused(what, reason)))
 
     def _send(self, sends: Sends) -> None:
         for name, message in sends:
@@ -136,8 +175,16 @@ class Daemon:
             if key is None:
                 self.core.counts["undeliverable"] += 1
                 continue
-            self._tell(name, message)
+            self._write(events.told(name, message))
+            if isinstance(message, Opened):
+                self.on_opened(message)
+            self._outgoing.append((key, message))
+
+    def _flush(self) -> None:
+        """Send what a whole burst made us say at once: sent one by one, each message would wake ZeroMQ's thread and be a packet."""
+        for key, message in self._outgoing:
             self._send_to(key, message)
+        self._outgoing.clear()
 
     def _send_to(self, key: PeerKey, message: object) -> None:
         try:
@@ -148,20 +195,10 @@ class Daemon:
         except (PeerGone, PeerSlow, WireError) as error:
             self.core.counts["undeliverable"] += 1
             log.warning(
-                "undeliverable", peer=self.names.get(key, "unknown"), message=type(message).__name__, why=str(error)
+                "undeliverable", member=self.names.get(key, "unknown"), message=type(message).__name__, why=str(error)
             )
 
-    def _tell(self, name: PeerName, message: object) -> None:
-        match message:
-            case Opened():
-                log.info(
-                    "barrier opened",
-                    run=message.run,
-                    round=message.round,
-                    phase=str(message.phase),
-                    edge=str(message.edge),
-                )
-            case Refused():
-                log.warning("refused", peer=name, what=message.what, reason=message.reason)
-            case Queued():
-                log.info("queued", run=message.run, reason=message.reason)
+    def _write(self, event: events.Event | None) -> None:
+        if event is not None:
+            write = log.warning if event.level == "warning" else log.info
+            write(event.name, **event.fields)

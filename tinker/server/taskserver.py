@@ -2,11 +2,14 @@
 
 Workers are supervised actors that share one engine, so one copy of the base model. A worker whose restarts are spent is reported lost; the
 server itself goes on with the rest. Bundles (batches in, adapters out) travel over a data connection of their own.
+
+Told to drain, it begins nothing more and finishes what it has begun. What comes meanwhile is left unanswered: the good-bye that follows
+makes the coordinator give it to others, whereas a refusal could cost a seat its turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +24,18 @@ from tinker.protocol import ToAny, ToTaskserver
 from tinker.protocol.to_any import Draining, Refused, Welcome
 from tinker.protocol.to_coordinator import (
     Bye,
+    Generated,
     GenerateFailed,
     Heartbeat,
     Hello,
+    Loaded,
     LoadFailed,
+    WorkerDone,
     WorkerFailed,
     WorkerLost,
     WorkerOffer,
 )
-from tinker.protocol.to_taskserver import Forget, Generate, Load, Release, Unload, Work
+from tinker.protocol.to_taskserver import Cancel, Forget, Generate, Load, Release, Unload, Work
 from tinker.protocol.values import BlobRef, PeerName, PoolKind, Role, WorkerName
 from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, MailboxFull
 from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
@@ -39,8 +45,11 @@ from tinker.runtime.supervision import Restart
 from tinker.runtime.transport import Connection
 
 Received = ToTaskserver | ToAny
+Job = tuple[WorkerName, Hashable, Hashable]
 MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
-GRACE = 3.0
+GRACE = 3.0  # seconds for the last messages when leaving
+DRAIN = 10.0  # seconds to finish what has begun when we stop
+MOMENT = 0.05  # seconds between looks whether it is finished
 log = structlog.get_logger("taskserver")
 
 
@@ -70,7 +79,8 @@ DEFAULT_POOLS = (Pool(PoolKind.ROLLOUT, 1, 256), Pool(PoolKind.FORWARD), Pool(Po
 
 @dataclass(slots=True)
 class TaskServer:
-    """Everything one task server needs; `serve` runs until the coordinator is lost or the task is cancelled."""
+    """Everything one task server needs; `serve` runs until it has drained, the coordinator is lost or the task is cancelled. `grace`:
+    seconds to drain."""
 
     name: PeerName
     engine: Engine
@@ -83,22 +93,27 @@ class TaskServer:
     pid: int
     pools: tuple[Pool, ...] = DEFAULT_POOLS
     on_joined: Callable[[], None] = lambda: None
+    grace: float = DRAIN
     _lease: float = 15.0
+    _joined: bool = False
     _heard: float = 0.0
     _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
     _failure: TaskServerError | None = None
+    _begun: set[Job | None] = field(default_factory=set)  # handed to a worker and not answered yet
+    _draining: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self) -> None:
         """CoordinatorSilent or NotWelcome when there is nobody to serve. The engine must have been entered."""
         self._heard = self.clock.now()
-        async with anyio.create_task_group() as tasks, ActorSystem(on_failure=_log_failure) as system:
+        async with anyio.create_task_group() as tasks, ActorSystem(clock=self.clock, on_failure=_log_failure) as system:
             offers = self._offers()
             for offer in offers:
                 self._spawn(system, offer, tasks)
             self._send(self._hello(offers))
             tasks.start_soon(self.data.serve, name="data connection")
             tasks.start_soon(self._keep_lease, tasks.cancel_scope, name="keep lease")
+            tasks.start_soon(self._finish, tasks.cancel_scope, name="drain")
             try:
                 await self._read()
             except TaskServerError as error:  # raised below: what leaves a cancelled group is lost
@@ -107,6 +122,20 @@ class TaskServer:
                 tasks.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
+
+    def drain(self) -> None:
+        """Begin nothing more; `serve` ends when everything begun is finished, or the grace time is over."""
+        self._draining.set()
+
+    async def _finish(self, serving: anyio.CancelScope) -> None:
+        await self._draining.wait()
+        log.info("draining", grace=self.grace, begun=len(self._begun))
+        until = self.clock.now() + self.grace
+        while self._begun and self.clock.now() < until:
+            await self.clock.sleep_until(min(until, self.clock.now() + MOMENT))
+        if self._begun:
+            log.warning("not finished", jobs=len(self._begun))
+        serving.cancel()
 
     async def leave(self, reason: str) -> None:
         """Say good-bye and close the connection."""
@@ -149,6 +178,7 @@ class TaskServer:
         reason = str(await worker.dead())
         log.error("worker lost", worker=name, reason=reason)
         self._workers.pop(name, None)
+        self._begun = {job for job in self._begun if job is not None and job[0] != name}
         self._send(WorkerLost(name, reason))
 
     async def _read(self) -> None:
@@ -160,7 +190,9 @@ class TaskServer:
     def _take(self, message: Received) -> None:
         match message:
             case Welcome():
-                self._lease = message.lease
+                if not self._joined:
+                    log.info("welcome", coordinator=message.coordinator, epoch=message.epoch)
+                self._joined, self._lease = True, message.lease
                 self.on_joined()
             case Refused():
                 self._refused(message)
@@ -190,6 +222,12 @@ class TaskServer:
             log.warning("not freed", worker=name, message=type(message).__name__, why=str(error))
 
     def _hand_over(self, message: Any) -> None:
+        if isinstance(message, Generate | Load | Work):
+            if self._draining.is_set():
+                return
+            self._begun.add(_job(message))
+        elif isinstance(message, Cancel):
+            self._begun.discard(_job(message))
         worker = self._workers.get(message.worker)
         try:
             if worker is None:
@@ -222,6 +260,7 @@ class TaskServer:
         serving.cancel()
 
     def _send(self, message: Any) -> None:
+        self._begun.discard(_job(message))
         self.connection.send(encode(message))
 
     async def _fetch(self, ref: BlobRef) -> Files:
@@ -229,6 +268,18 @@ class TaskServer:
 
     def _keep(self, name: str, files: Files) -> BlobRef:
         return self.store.put(name, files)
+
+
+def _job(message: Any) -> Job | None:
+    """What identifies the piece of work that this message begins, answers or cancels."""
+    match message:
+        case Generate() | Generated() | GenerateFailed() | Cancel():
+            return message.worker, message.turn, message.seat
+        case Load() | Loaded() | LoadFailed():
+            return message.worker, message.run, message.version
+        case Work() | WorkerDone() | WorkerFailed():
+            return message.worker, message.run, message.op
+    return None
 
 
 def _log_failure(name: str, error: Exception) -> None:
