@@ -18,10 +18,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Your message (or connection) was refused. Nothing has changed."""
+    """Your message (or connection) was refused. Nothing has changed. `stranger`: because you are no member (any more); say Hello."""
 
     what: str
     reason: str
+    stranger: bool = False
 
 
 @dataclass(frozen=True, slots=True)

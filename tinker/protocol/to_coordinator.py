@@ -42,8 +42,21 @@ class WorkerOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A version that a worker serves for a run, and the digest of what it loaded."""
+
+    run: RunId
+    worker: WorkerName
+    version: PolicyVersion
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of every connection. A task server also says what it offers."""
+    """First message of every connection. A task server also says what it offers.
+
+    `incarnation` rises whenever the same process joins anew (the coordinator restarted, or gave it up); a repeated Hello keeps it.
+    """
 
     role: Role
     name: PeerName
@@ -53,6 +66,8 @@ class Hello:
     model: ModelCard | None = None
     data: str = ""  # endpoint of its data connection
     tokenizer: bytes = b""  # tokenizer bundle (tinker.tokens), so that hosts need no copy of the model
+    incarnation: int = 0
+    holding: tuple[Held, ...] = ()  # what the workers of a task server serve already
 
 
 @dataclass(frozen=True, slots=True)
