@@ -300,6 +300,18 @@ async def test_kl_is_measured_against_the_base_model(tiny: Tiny) -> None:
         assert (await engine.forward_backward(ANN, batch(), spec))["kl"] > 1e-3
 
 
+async def test_kl_to_the_base_is_measured_on_a_few_rows_when_the_loss_has_no_kl_term(tiny: Tiny) -> None:
+    async with TorchEngine(str(tiny("qwen3"))) as engine:
+        await engine.attach(ANN, LoraSpec())
+        rows = batch(rows=2)  # as many as are probed, so that both numbers are about the same tokens
+        await engine.forward_backward(ANN, rows, LossSpec("importance_sampling"))
+        await engine.optim_step(ANN, AdamSpec(lr=0.05))
+        probed = await engine.forward_backward(ANN, rows, LossSpec("importance_sampling"))
+        counted = await engine.forward_backward(ANN, rows, LossSpec("importance_sampling", kl=1e-9))
+        assert counted["kl"] > 1e-3
+        assert probed["kl"] == pytest.approx(counted["kl"], rel=1e-4)
+
+
 async def test_padding_never_reaches_a_score(tiny: Tiny) -> None:
     """A row alone, and beside five longer ones: the same logprobs to 1e-5."""
     short, longer = row([5, 6, 7, 8], 2), [row(range(3, 30 + n), 2) for n in range(5)]

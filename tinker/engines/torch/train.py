@@ -23,7 +23,8 @@ from tinker.engines.torch.scoring import cut_rows, pick
 from tinker.protocol.batches import Row
 from tinker.protocol.values import AdamSpec, LoraSpec, LossSpec, PolicyName
 
-MEANS = ("entropy", "kl", "ratio_mean", "clip_fraction")
+MEANS = ("entropy", "ratio_mean", "clip_fraction")
+PROBED = 2  # rows of a micro-batch whose KL to the base is measured when the loss has no KL term
 
 
 class Policy:
@@ -136,11 +137,15 @@ class Trainer:
         sums["entropy"] = entropy.detach().sum()
         if spec.entropy != 0.0:
             total = total - spec.entropy * (weights * entropy).sum()
+        probed = len(rows) if spec.kl != 0.0 else min(PROBED, len(rows))
+        with torch.no_grad():
+            beside = picked if probed == len(rows) else pick(rows[:probed], chosen[:probed], tempered=loss.tempered)
+            reference = torch.log_softmax(beside.logits(self._model, None), dim=-1)
+        with torch.set_grad_enabled(spec.kl != 0.0):
+            policy = everywhere[: len(reference)]
+            kl = (policy.exp() * (policy - reference)).sum(-1)
+        tally.add_kl(kl.detach())
         if spec.kl != 0.0:
-            with torch.no_grad():
-                reference = torch.log_softmax(picked.logits(self._model, None), dim=-1)
-            kl = (everywhere.exp() * (everywhere - reference)).sum(-1)
-            sums["kl"] = kl.detach().sum()
             total = total + spec.kl * (weights * kl).sum()
         total.backward()  # type: ignore[no-untyped-call]
         tally.add(total, sums, new.detach(), old if loss.by_advantage else None)
@@ -162,6 +167,13 @@ class Tally:
     missing: int = 0
     gap: float = 0.0
     sums: dict[str, float] | None = None
+    kl: float = 0.0
+    kl_tokens: int = 0
+
+    def add_kl(self, kl: Tensor) -> None:
+        """KL to the base at some of the tokens (at all of them, if the loss has a KL term)."""
+        self.kl += float(kl.sum())
+        self.kl_tokens += len(kl)
 
     def add(self, loss: Tensor, sums: dict[str, Tensor], new: Tensor, old: Tensor | None) -> None:
         """`old` None: the rows were not sampled, there is nothing to compare with."""
@@ -181,6 +193,7 @@ class Tally:
         means = {name: value / max(1, self.computed) for name, value in sums.items()}
         return means | {
             "loss": self.loss,
+            "kl": self.kl / max(1, self.kl_tokens),
             "tokens": float(self.tokens),
             "logprob_gap_max": self.gap,
             "logprobs_missing": float(self.missing),
