@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from coordinator.app.config import ConfigError
 from tinker.models import DEMO
 from tinker.tokens import ChatTemplate, Tokenizer, TokenizerError, check_fits, check_model_dir
+from tinker.tokens.model_dir import model_name
 
 HUB_PATIENCE = 5.0  # seconds the hub may take to say whether it has a model
 
@@ -28,6 +29,12 @@ def model_directory(name: str) -> Path:
     except TokenizerError as error:
         raise ConfigError(f"model {name!r} cannot be used: {error}") from error
     return path
+
+
+def called(name: str) -> str:
+    """What a task server calls the model that this name means."""
+    path = Path(name).expanduser()
+    return model_name(path) if path.exists() else name.rpartition("/")[2]
 
 
 def adaptable(directory: Path) -> frozenset[str]:

@@ -115,7 +115,7 @@ class RunSpec:
     evaluations: int
     evaluate_every: int
     update_order: tuple[tuple[AgentName, ...], ...] = ()
-    model: str = ""  # digest of the base model it needs; "": whatever there is
+    model: str = ""  # digest or name of the base model it needs; "": whatever there is
     turn_deadline: float = 120.0
 
 
@@ -135,6 +135,22 @@ class Arrive:
     agent: AgentName
     version: int
     samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Several agents of one connection arrive at a barrier together: the same as an `Arrive` of each, all or none of them.
+
+    In columns: `agents[k]` comes with `versions[k]`, and with `samples[k]` rows (samples (): none has any).
+    """
+
+    run: RunId
+    round: int
+    phase: Phase
+    edge: Edge
+    agents: tuple[AgentName, ...]
+    versions: tuple[int, ...]
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +273,7 @@ ToCoordinator = (
     | Bye
     | Submit
     | Arrive
+    | Arrivals
     | OpenTurn
     | EpisodeEnded
     | Operate

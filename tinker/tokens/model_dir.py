@@ -42,7 +42,15 @@ def check_model_dir(path: str | Path) -> ModelFacts:
         raise TokenizerError(f"{path / 'config.json'} names no context length ({_CONTEXT_KEYS[0]}); add it to the file")
     if not isinstance(architectures, list) or not architectures:
         raise TokenizerError(f'{path / "config.json"} names no architecture; add it, as in ["Qwen3ForCausalLM"]')
-    return ModelFacts(path.resolve().name, vocab, int(context), str(architectures[0]))
+    return ModelFacts(model_name(path), vocab, int(context), str(architectures[0]))
+
+
+def model_name(path: Path) -> str:
+    """What people call the model in this directory: its name, or that of the hub's repository if it lies in the hub's cache."""
+    path = path.resolve()
+    if path.parent.name == "snapshots":  # models--OWNER--NAME/snapshots/COMMIT
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
 
 
 def check_fits(tokenizer: Tokenizer, facts: ModelFacts) -> None:

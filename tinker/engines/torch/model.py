@@ -17,6 +17,7 @@ from tinker.engines.engine import EngineError
 from tinker.engines.torch.lora import LoraLinear, Router, Site
 from tinker.protocol.values import ModelCard
 from tinker.tokens.errors import TokenizerError
+from tinker.tokens.model_dir import model_name
 from tinker.tokens.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # rotary decoders whose attention asks its cache with `update(k, v, layer)`
@@ -74,7 +75,7 @@ def load_model(name: str, max_context: int | None = None) -> Model:
     router = _with_sites(causal.model)
     context = int(config.max_position_embeddings)
     card = ModelCard(
-        name=folder.resolve().name if Path(name).is_dir() else name,
+        name=model_name(folder) if Path(name).is_dir() else name,
         digest=digest,
         tokenizer=tokenizer.digest if tokenizer else "",
         vocab=vocab,
