@@ -48,6 +48,7 @@ from tinker.runtime.transport import Transport, ZmqTransport
 from tinker.tokens import ChatTemplate, Tokenizer
 
 DRAIN = 20.0  # seconds a drain may take before the run is cut off
+QUICK = ("--grace", "5")  # our daemons have nothing to finish when we stop them: the run is over
 JOIN = 15.0  # seconds a coordinator may take to welcome us
 
 
@@ -108,6 +109,7 @@ class Play:
     draw: Callable[[Sequence[Mapping[str, object]], str], bytes | None] = draw
     interrupt: _Interrupt = field(default_factory=_Interrupt)
     facts: RunFacts | None = None
+    drained: str = ""  # why the coordinator stops, once it has said so
 
     async def run(self) -> Exit:
         """Play the run and write everything about its end."""
@@ -130,14 +132,10 @@ class Play:
                 self.interrupt.spool = spool = Path(stack.enter_context(place))
                 address = self.request.coordinator or await self._start_daemons(stack, spool)
                 return await self._host(address, spool)
-        except ProcessDied as error:
-            return Exit("process died", 3, str(error))
-        except CoordinatorLost as error:
-            return Exit("coordinator lost", 3, str(error))
-        except RunOver as error:
-            return Exit("stopped", 3, str(error))
-        except ClientError as error:
-            return Exit("refused", 1, str(error))
+        except (ClientError, ProcessDied) as error:
+            if self.drained:
+                return Exit("interrupted", 0, f"{self.drained}; finished rounds are kept ({error})")
+            return _failed(error)
         except (RunDirectoryError, BulkError, ConfigError) as error:
             return Exit("failed", 1, str(error))
         except Exception:  # a fault of this program: the run's directory must say so too
@@ -157,9 +155,9 @@ class Play:
             stack.push_async_callback(child.stop)
             return await ready(child, children)
 
-        address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0"])
+        address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0", *QUICK])
         arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
-        arguments += ["--threads", str(config.threads), "--spool", str(spool)]
+        arguments += ["--threads", str(config.threads), "--spool", str(spool), *QUICK]
         await start("taskserver", ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
 
@@ -219,6 +217,8 @@ class Play:
             client, spec, config, production, agents, bundles, request.directory, self.progress, self.clock
         )
         self.interrupt.training = training
+        if self.drained:
+            training.stop(self.drained)
         self.facts = run_facts(request, cast, admitted.model.name)
         self.progress.started(self.facts)
         try:
@@ -235,8 +235,9 @@ class Play:
                 self.progress.missing(event.round, event.phase, event.edge, event.arrived, event.missing)
             case Draining():
                 self.progress.note(f"the coordinator drains: {event.reason}")
+                self.drained = event.reason
                 if self.interrupt.training is not None:
-                    self.interrupt.training.stop("the coordinator is stopping")
+                    self.interrupt.training.stop(event.reason)
             case CoordinatorLoad():
                 if self.interrupt.training is not None:
                     self.interrupt.training.load = event
@@ -265,6 +266,18 @@ class Play:
         except RunDirectoryError as error:
             self.progress.note(str(error))
         self.progress.finished(result)
+
+
+def _failed(error: ClientError | ProcessDied) -> Exit:
+    match error:
+        case ProcessDied():
+            return Exit("process died", 3, str(error))
+        case CoordinatorLost():
+            return Exit("coordinator lost", 3, str(error))
+        case RunOver():
+            return Exit("stopped", 3, str(error))
+        case _:
+            return Exit("refused", 1, str(error))
 
 
 def run_id(directory: Path) -> RunId:

@@ -15,16 +15,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import anyio
 import structlog
 
-from coordinator.app.daemon import Daemon
+from coordinator.app.daemon import DRAIN, Daemon
 from coordinator.core.coordinator import Coordinator
+from coordinator.web.server import bound, serving
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
 from tinker.protocol.values import LoraSpec, ModelCard, PeerName
@@ -35,20 +38,25 @@ from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
 from tinker.tokens import Tokenizer, check_model_dir
 
 PARENT_POLL = 0.5  # seconds between looks whether our parent still lives
+LogFormat = Literal["logfmt", "json"]
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
+    """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain."""
+
     bind: str
     name: str
     parent: int = 0
+    http: str = ""
+    grace: float = DRAIN
 
 
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `replies`: what the scripted
-    engine answers with. `spool`: where bundles lie."""
+    engine answers with. `spool`: where bundles lie. `grace`: seconds to finish what has begun when told to stop."""
 
     coordinator: str
     name: str
@@ -58,6 +66,7 @@ class TaskServerSettings:
     replies: tuple[str, ...] = ("yes", "no")
     spool: Path | None = None
     parent: int = 0
+    grace: float = DRAIN
 
 
 class UnsafeAddress(Exception):
@@ -77,21 +86,26 @@ def check_loopback(address: str) -> None:
     if not local:
         raise UnsafeAddress(
             f"refusing to listen on {address}: this version has no keys, so only loopback addresses are allowed; "
-            "bind tcp://127.0.0.1:PORT and reach it through an SSH tunnel"
+            "choose 127.0.0.1 and reach it through an SSH tunnel"
         )
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
-    """Serve until told to stop. UnsafeAddress or AddressInUse before anything is done."""
+    """Serve until told to stop, then drain. UnsafeAddress or AddressInUse before anything is done."""
     check_loopback(settings.bind)
-    clock = MonotonicClock()
-    listener = ZmqTransport().listen(settings.bind)
-    daemon = Daemon(Coordinator(PeerName(settings.name)), listener, clock)
-    _ready(listener.address)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
-        await daemon.serve()
-        tasks.cancel_scope.cancel()
+    async with AsyncExitStack() as stack:
+        listening = None
+        if settings.http:
+            check_loopback(f"http://{settings.http}")
+            listening = stack.enter_context(bound(settings.http))
+        listener = ZmqTransport().listen(settings.bind)
+        daemon = Daemon(Coordinator(PeerName(settings.name)), listener, MonotonicClock(), grace=settings.grace)
+        pages = {"http": await stack.enter_async_context(serving(daemon, listening))} if listening else {}
+        _ready(listener.address, **pages)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
+            await daemon.serve()
+            tasks.cancel_scope.cancel()
 
 
 async def run_taskserver(settings: TaskServerSettings) -> None:
@@ -103,16 +117,32 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
         if settings.spool is None or (settings.parent and os.getppid() != settings.parent):
             shutil.rmtree(spool, ignore_errors=True)
 
+    structlog.contextvars.bind_contextvars(member=settings.name)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_until_told, settings.parent, tasks.cancel_scope.cancel, forget, name="signals")
-            await _serve_taskserver(settings, spool)
+            stop = _Stop(tasks.cancel_scope)
+            tasks.start_soon(_until_told, settings.parent, stop, forget, name="signals")
+            await _serve_taskserver(settings, spool, stop)
             tasks.cancel_scope.cancel()
     finally:
         forget()
 
 
-async def _serve_taskserver(settings: TaskServerSettings, spool: Path) -> None:
+@dataclass(slots=True)
+class _Stop:
+    """What the first signal does to a task server: cut its start short, or drain it."""
+
+    starting: anyio.CancelScope
+    server: TaskServer | None = None
+
+    def __call__(self) -> None:
+        if self.server is None:
+            self.starting.cancel()
+        else:
+            self.server.drain()
+
+
+async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _Stop) -> None:
     tokenizer = Tokenizer.from_dir(settings.model)
     transport = ZmqTransport()
     async with make_engine(settings, tokenizer) as engine:
@@ -130,7 +160,9 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path) -> None:
             os.getpid(),
             DEFAULT_POOLS,
             on_joined=_once(lambda: _ready(settings.coordinator)),
+            grace=settings.grace,
         )
+        stop.server = server
         try:
             await server.serve()
         finally:
@@ -174,8 +206,8 @@ async def _watch_parent(parent: int, stop: Callable[[], None]) -> None:
         stop()
 
 
-def _ready(address: str) -> None:
-    print(json.dumps({"ready": address}), flush=True)
+def _ready(address: str, **pages: str) -> None:
+    print(json.dumps({"ready": address, **pages}), flush=True)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
@@ -183,14 +215,19 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
     return lambda: calls.pop()() if calls else None
 
 
-def log_to_stderr() -> None:
-    """One line per event, with its key=value pairs."""
+def log_to_stderr(format: LogFormat = "logfmt") -> None:
+    """One line per event: key=value pairs, or a JSON object."""
+    if format == "json":
+        render: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    else:
+        render = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+            render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

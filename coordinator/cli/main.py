@@ -1,4 +1,4 @@
-"""`opentinker`: run, coordinator, taskserver, scenarios. Every refusal comes before anything is started, in a few lines on stderr.
+"""`opentinker`: run, coordinator, taskserver, status, scenarios. Every refusal comes before anything is started, in a few lines on stderr.
 
 Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configuration; 3 a process or the coordinator was lost; 130 cut off.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import typer
@@ -28,6 +28,10 @@ app = typer.Typer(
 )
 
 ADDRESS = "tcp://127.0.0.1:7654"
+STATUS = "127.0.0.1:7655"
+FOLLOW = 2.0  # seconds between two looks of `status --follow`
+Grace = Annotated[float, typer.Option(min=0.0, help="Seconds to drain when told to stop.")]
+Log = Annotated[Literal["logfmt", "json"], typer.Option(help="How the log on stderr is written, one event a line.")]
 Parent = Annotated[int, typer.Option(hidden=True, help="Leave when this process is gone.")]
 
 
@@ -113,13 +117,19 @@ def run(
 def coordinator(
     bind: Annotated[str, typer.Option(help="Where to listen (loopback or ipc only).")] = ADDRESS,
     name: Annotated[str, typer.Option(help="This coordinator's name.")] = "coordinator",
+    http: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Serve health, metrics and status over HTTP here (loopback only)."),
+    ] = "",
+    grace: Grace = 10.0,
+    log_format: Log = "logfmt",
     parent: Parent = 0,
 ) -> None:
     """Run a coordinator daemon."""
     from coordinator.app.processes import CoordinatorSettings, log_to_stderr, run_coordinator
 
-    log_to_stderr()
-    _serve(run_coordinator(CoordinatorSettings(bind, name, parent)))
+    log_to_stderr(log_format)
+    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace)))
 
 
 @app.command()
@@ -133,13 +143,15 @@ def taskserver(
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
     ] = None,
+    grace: Grace = 10.0,
+    log_format: Log = "logfmt",
     parent: Parent = 0,
 ) -> None:
     """Run a task server: rollout, forward and update pools on one model."""
     from coordinator.app.models import model_directory
     from coordinator.app.processes import TaskServerSettings, log_to_stderr, run_taskserver
 
-    log_to_stderr()
+    log_to_stderr(log_format)
     try:
         if engine not in ("torch", "scripted"):
             raise ConfigError(f"--engine is {engine!r}; choose torch or scripted")
@@ -155,8 +167,40 @@ def taskserver(
         replies=tuple(reply or ("yes", "no")),
         spool=spool,
         parent=parent,
+        grace=grace,
     )
     _serve(run_taskserver(settings))
+
+
+@app.command()
+def status(
+    http: Annotated[
+        str,
+        typer.Option(metavar="WHERE", help="The coordinator's HTTP address, or a file with the first line it printed."),
+    ] = STATUS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, as one line of JSON.")] = False,
+    follow: Annotated[bool, typer.Option(help=f"Print again every {FOLLOW:.0f} seconds, until Ctrl-C.")] = False,
+) -> None:
+    """Show who a coordinator waits for, and why."""
+    import time
+
+    from coordinator.cli.status import SNAPSHOT, NoAnswer, described, fetch, page
+
+    try:
+        url = page(http)
+        while True:
+            now = fetch(url)
+            print(SNAPSHOT.dump_json(now).decode() if as_json else "\n".join(described(now)), flush=True)
+            if not follow:
+                return
+            time.sleep(FOLLOW)
+            if not as_json:
+                print("\n---\n")
+    except NoAnswer as error:
+        print(f"opentinker: {error}", file=sys.stderr)
+        raise typer.Exit(3)
+    except KeyboardInterrupt:
+        return
 
 
 @app.command()

@@ -1,0 +1,214 @@
+"""What the coordinator's state looks like from outside at one moment: who is a member, what runs, who is waited for, and why.
+
+`snapshot` only reads: the status page, the metrics and `opentinker status` are made from what it returns. Ages and waits are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coordinator.core.coordinator import Coordinator
+from coordinator.core.rounds import EPISODES
+from coordinator.core.run import Run
+from coordinator.core.tables import Table
+from tinker.protocol.values import AgentName, Edge, Phase, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """`in_flight`: requests it was sent and has not answered."""
+
+    name: str
+    kind: str
+    engine: str
+    capacity: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A member. `lease_age`: since it was last heard; at two leases it is given up."""
+
+    name: str
+    role: str
+    machine: str
+    pid: int
+    lease_age: float
+    model: str
+    workers: tuple[WorkerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedStatus:
+    """Who is at the barrier, and for how long."""
+
+    member: str
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class MissingStatus:
+    """Who is waited for, since when, and what is known about the reason."""
+
+    member: str
+    waited: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run at its present barrier. `versions`: of each policy the newest; `requests_waiting`: for a worker that serves their version."""
+
+    run: str
+    scenario: str
+    host: str
+    state: str
+    round: int
+    rounds: int
+    phase: str
+    edge: str
+    arrived: tuple[ArrivedStatus, ...]
+    missing: tuple[MissingStatus, ...]
+    versions: dict[str, int]
+    episodes_open: int
+    turns_open: int
+    requests_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedStatus:
+    run: str
+    scenario: str
+    host: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`draining`: why nothing new begins ("": it does). `counts`: the coordinator's totals, by name."""
+
+    coordinator: str
+    epoch: int
+    uptime: float
+    lease: float
+    draining: str
+    peers: tuple[PeerStatus, ...]
+    queue: tuple[QueuedStatus, ...]
+    runs: tuple[RunStatus, ...]
+    counts: dict[str, int]
+
+
+def snapshot(core: Coordinator, now: float, began: float = 0.0) -> Snapshot:
+    """The state at `now`; `began`: when the daemon did."""
+    queued = enumerate(core.queue.values(), start=1)
+    return Snapshot(
+        core.name,
+        core.epoch,
+        now - began,
+        core.lease,
+        core.draining,
+        _peers(core, now),
+        tuple(QueuedStatus(spec.run, spec.scenario, host, place) for place, (spec, host) in queued),
+        tuple(_run(core, run, now) for run in core.runs.values()),
+        dict(sorted(core.counts.items())),
+    )
+
+
+def _peers(core: Coordinator, now: float) -> tuple[PeerStatus, ...]:
+    in_flight = core.turns.in_flight
+    return tuple(
+        PeerStatus(
+            name,
+            str(peer.hello.role),
+            peer.hello.machine,
+            peer.hello.pid,
+            now - peer.heard,
+            peer.hello.model.name if peer.hello.model is not None else "",
+            tuple(
+                WorkerStatus(each.name, str(each.kind), each.engine, each.capacity, in_flight.get(each.name, 0))
+                for each in peer.hello.workers
+            ),
+        )
+        for name, peer in core.roster.peers.items()
+    )
+
+
+def _run(core: Coordinator, run: Run, now: float) -> RunStatus:
+    rounds = run.rounds
+    tables = [table for (owner, _), table in core.turns.tables.items() if owner == run.spec.run]
+    requests = [each for table in tables if table.turn for each in table.turn.waiting]
+    return RunStatus(
+        run.spec.run,
+        run.spec.scenario,
+        run.host,
+        "finished" if rounds.finished else str(rounds.phase),
+        rounds.round,
+        run.spec.rounds,
+        str(rounds.phase),
+        str(rounds.edge),
+        tuple(ArrivedStatus(member, now - at) for member, at in rounds.barrier.arrived),
+        () if rounds.finished else tuple(_missing(core, run, tables, now)),
+        dict(sorted(run.versions.current.items())),
+        len(rounds.unaccounted),
+        sum(table.turn is not None for table in tables),
+        sum(each.worker is None for each in requests),
+    )
+
+
+def _missing(core: Coordinator, run: Run, tables: list[Table], now: float) -> Iterable[MissingStatus]:
+    """Everybody the present barrier waits for. It has waited for all of them since it began to gather."""
+    waited = now - run.since
+    if run.rounds.barrier.members == (EPISODES,):
+        if run.rounds.unaccounted:
+            yield MissingStatus(
+                f"{len(run.rounds.unaccounted)} episodes", waited, _why_episodes(core, run, tables, now)
+            )
+        return
+    for member in run.rounds.barrier.missing:
+        yield MissingStatus(member, waited, _why_agent(core, run, AgentName(member), now))
+
+
+def _why_agent(core: Coordinator, run: Run, agent: AgentName, now: float) -> str:
+    held = run.rounds.held.get(agent)
+    if held is not None:
+        policy = next(each.policy for each in run.spec.agents if each.name == agent)
+        version = PolicyVersion(policy, held.version)
+        loading = run.versions.not_serving(version)
+        return f"{version} is loading at {_names(loading)}" if loading else f"{version} is not published yet"
+    busy = [(asked.operation, worker) for asked, worker in run.pending.values() if asked.agent == agent]
+    if busy:
+        operation, worker = busy[0]
+        return f"{type(operation).__name__} is running at {worker}"
+    order = run.rounds.order
+    if (run.rounds.phase, run.rounds.edge) == (Phase.UPDATE, Edge.END):
+        if agent in order.due and agent not in order.admitted:
+            before = sorted(set(order.admitted) - order.done)
+            return f"its turn to update comes after {_names(before)}"
+        if agent in order.due:
+            return f"it may update; {_host(core, run, now)} has asked for nothing yet"
+    return f"it has not arrived; {_host(core, run, now)}"
+
+
+def _why_episodes(core: Coordinator, run: Run, tables: list[Table], now: float) -> str:
+    requests = [each for table in tables if table.turn for each in table.turn.waiting]
+    holders = sorted({each.worker for each in requests if each.worker is not None})
+    nowhere = sum(each.worker is None for each in requests)
+    told = []
+    if holders:
+        told.append(f"{len(requests) - nowhere} requests are at {_names(holders)}")
+    if nowhere:
+        told.append(f"{nowhere} requests wait for a worker that serves their version")
+    return "; ".join(told) or f"no turn is open: {_host(core, run, now)}"
+
+
+def _host(core: Coordinator, run: Run, now: float) -> str:
+    peer = core.roster.peers.get(run.host)
+    heard = f"heard {now - peer.heard:.0f} s ago" if peer is not None else "gone"
+    return f"its host {run.host} ({heard})"
+
+
+def _names(names: Iterable[str]) -> str:
+    """Some names; never a long list."""
+    listed = list(names)
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
