@@ -241,18 +241,20 @@ class Training:
                 )
                 measured[agent.role.name] = {"count/refused_updates": 1.0}
         elif not batch.rows and batch.report.reason:
-            self.progress.note(f"{agent.role.name} had nothing to learn from in round {round}: {batch.report.reason}")
+            self.progress.note(f"round {round}, {agent.role.name}: {batch.report.reason}")
         await self.client.arrive(Arrive(self.spec.run, round, Phase.UPDATE, Edge.END, agent.role.name, agent.version))
         self.progress.updating(agent.role.name, ARRIVED)
 
     async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
-        """Gradient, optimizer, publish. Returns what was measured."""
+        """Gradient, optimizer, publish. Returns what was measured. OperationError if nothing was learned; what is refused after a first
+        step ends the update, and what was learned is published: the weights have moved."""
         learning = agent.role.learning
         loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
         ref = await self.bundles.put(
-            bundle_name(agent.role.policy, f"batch-{agent.version:06d}"), {FILE: encode_rows(rows)}
+            bundle_name(agent.role.policy, f"batch-{agent.operations:06d}"), {FILE: encode_rows(rows)}
         )
         measured: dict[str, float] = {}
+        before = agent.steps
         try:
             for _ in range(learning.epochs):
                 self.progress.updating(agent.role.name, "gradient")
@@ -260,6 +262,12 @@ class Training:
                 self.progress.updating(agent.role.name, "optimizer")
                 measured |= await self._measured(agent, OptimStep(self._adam(agent)))
                 agent.steps += 1
+        except OperationError as error:
+            if agent.steps == before:
+                raise
+            measured["count/refused_updates"] = 1.0
+            done = f"{agent.steps - before} of {learning.epochs} steps"
+            self.progress.note(f"{agent.role.name} ended its update of version {agent.version} after {done}: {error}")
         finally:
             self.bundles.drop(ref)
         self.progress.updating(agent.role.name, "publish")

@@ -113,9 +113,10 @@ class Program:
 
         def there() -> bool:
             found[:] = [each for each in self.children() if name in each.cmdline()]
-            return bool(found)
+            return bool(found) or self.over
 
         wait_until(there, self.story)
+        assert found, self.story()
         return found[0]
 
     def ready(self) -> str:

@@ -396,20 +396,62 @@ async def test_odd_replies_forfeit_and_nothing_breaks(tmp_path: Path, kind: str)
         await replay(recording, strict)
 
 
-async def test_a_refused_gradient_leaves_that_agent_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", ["", "elsewhere"])
+async def test_a_refused_gradient_leaves_that_agent_where_it_was(tmp_path: Path, machine: str) -> None:
     """Case H5: a non-finite gradient skips that agent's step and says so."""
     async with world(tmp_path) as here:
         engine = Keeping("123")
         engine.refuse = lambda policy, batch: policy.endswith("/bob") and batch <= 2
         await here.serve(engine)
-        ran = await here.run(three_turns, rounds=3, groups=2, group_size=4)
-    assert ran.exit.code == 0
+        ran = await here.run(three_turns, rounds=3, groups=2, group_size=4, machine=machine)
+    assert ran.exit.code == 0, ran.exit
     assert [row["version"] for row in ran.trained("ann")] == [0, 1, 2]
     assert [row["version"] for row in ran.trained("bob")] == [0, 0, 1]
     assert ran.trained("bob")[0]["count/refused_updates"] == 1
     (note,) = ran.notes
     assert "bob was not updated in round 1 and keeps version 0" in note
     assert "is not finite" in note
+
+
+async def test_an_update_that_is_refused_half_way_publishes_what_was_learned(tmp_path: Path) -> None:
+    """The weights have moved, so the next round must not be played by the old ones."""
+    async with world(tmp_path) as here:
+        engine = Keeping("123")
+        engine.refuse = lambda policy, batch: batch == 2
+        await here.serve(engine)
+        ran = await here.run(echo, rounds=2, groups=4, group_size=4, learning={"epochs": 2})
+    assert ran.exit.code == 0
+    assert [row["version"] for row in ran.trained()] == [0, 1]
+    assert [row.get("count/refused_updates", 0) for row in ran.trained()] == [1, 0]
+    assert "ann ended its update of version 0 after 1 of 2 steps" in ran.notes[0]
+
+
+async def test_a_run_gets_the_model_it_names(tmp_path: Path) -> None:
+    ran: list[Ran] = []
+    async with world(tmp_path) as here:
+        await here.serve("123")
+        assert (await here.run(echo, model="demo")).exit.code == 0
+        async with anyio.create_task_group() as tasks:
+
+            async def other() -> None:
+                ran.append(await here.run(echo, name="other", model="another"))
+
+            tasks.start_soon(other)
+            await until(lambda: bool(here.core.queue))
+            signal.raise_signal(signal.SIGINT)
+    assert (ran[0].exit.reason, ran[0].exit.code) == ("interrupted", 130)
+    assert ran[0].notes == [
+        "waiting in the queue: no task server with a rollout and an update pool holds model another (there: demo)"
+    ]
+
+
+async def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.app.local.JOIN", 0.1)
+    async with world(tmp_path) as here:
+        here.address = "nobody"
+        ran = await here.run(echo)
+    assert (ran.exit.reason, ran.exit.code) == ("coordinator lost", 3)
+    assert "no coordinator answers at nobody; start one with `opentinker coordinator`" in ran.exit.detail
 
 
 async def test_numbers_of_numpy_go_through(tmp_path: Path) -> None:
