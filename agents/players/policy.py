@@ -67,6 +67,11 @@ class PolicyPlayer:
         self._full = False
         self._cut = Cut.NO
 
+    @property
+    def label(self) -> str:
+        """Who this is, in recordings."""
+        return f"{self._playing.agent}@{self._playing.policy.version}"
+
     def brief(self, text: str) -> None:
         if self._system is not None or self._heard or self._asks:
             raise ValueError(
