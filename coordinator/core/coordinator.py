@@ -24,14 +24,15 @@ from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
+REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
 
 
 @dataclass(slots=True)
 class Coordinator:
-    """`lease`: a member silent for two leases is lost. `ended`: runs that are over, while their host is a member (in order; an
-    old `Submit` that comes again must not start them twice). `counts`: refusals and totals, by name. `draining`: why nothing new may
-    begin ("": it may)."""
+    """`lease`: a member silent for two leases is lost. `ended`: runs that are over, while their host is a member (in order; an old
+    `Submit` that comes again must not start them twice), with the reason if it was not the host that ended them. `counts`: refusals and
+    totals, by name. `draining`: why nothing new may begin ("": it may)."""
 
     name: PeerName
     epoch: int = 1
@@ -39,7 +40,7 @@ class Coordinator:
     roster: Roster = field(default_factory=Roster)
     queue: dict[RunId, tuple[said.RunSpec, PeerName]] = field(default_factory=dict)
     runs: dict[RunId, Run] = field(default_factory=dict)
-    ended: dict[tuple[RunId, PeerName], None] = field(default_factory=dict)
+    ended: dict[tuple[RunId, PeerName], str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     draining: str = ""
     turns: Turns = field(init=False)
@@ -48,17 +49,45 @@ class Coordinator:
         self.turns = Turns(self.counts)
 
     def join(self, hello: said.Hello, now: float) -> Sends:
-        """A new member. MemberRefused if its name is taken."""
+        """A new member, or one that is back after a restart. MemberRefused if its name is taken."""
+        members.check(self.roster, hello)
+        sends: Sends = []
+        before = self.roster.away.get(hello.name)
+        if before is not None and not members.same_process(before.hello, hello):
+            sends += self.lose(hello.name, f"process {before.hello.pid} is gone, {hello.pid} has taken its name", now)
         self.roster = members.join(self.roster, hello, now)
-        sends: Sends = [(hello.name, Welcome(self.name, self.epoch, self.lease))]
-        if hello.model is not None:
-            for run in self.runs.values():
-                if hello.model.digest == run.model:
-                    for worker in self.roster.workers((hello.name,), PoolKind.ROLLOUT):
-                        sends += run.join(worker.name, hello.name)
-            for waiting in tuple(self.queue):
-                sends += self._admit(waiting, now)
+        sends.append((hello.name, Welcome(self.name, self.epoch, self.lease)))
+        return sends + (self._serve(hello, now) if hello.model is not None else [])
+
+    def _serve(self, hello: said.Hello, now: float) -> Sends:
+        """A task server is there (again): its workers serve the runs of its model, and it hears what it may have missed."""
+        sends: Sends = []
+        offered = {worker.name for worker in hello.workers}
+        gone = {w for run in self.runs.values() for w, owner in run.owners.items() if owner == hello.name} - offered
+        for worker in sorted(gone):
+            sends += self._worker_lost(worker, f"task server {hello.name} offers it no longer", now)
+        for run in self.runs.values():
+            if hello.model is not None and hello.model.digest == run.model:
+                for each in self.roster.workers((hello.name,), PoolKind.ROLLOUT):
+                    sends += run.join(each.name, hello.name, hello.holding)
+                sends += run.ask_again(hello.name) + run.settle(now) + self.turns.route(run, now)
+        over = {held.run for held in hello.holding} - set(self.runs)
+        sends += [(hello.name, Release(run_id)) for run_id in sorted(over)]
+        for waiting in tuple(self.queue):
+            sends += self._admit(waiting, now)
         return sends
+
+    def restart(self, epoch: int, now: float) -> Sends:
+        """Go on after a crash, from the state that was folded: nobody is a member until it says Hello again, open turns are forgotten
+        (their hosts open them again). ValueError unless the epoch rises."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} does not rise: the last one was {self.epoch}")
+        self.epoch, self.draining = epoch, ""
+        self.roster = members.restart(self.roster, now + REJOIN)
+        self.turns = Turns(self.counts)
+        for run in self.runs.values():
+            run.restart(now)
+        return []
 
     def step(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
         """One message of a member. What may not be is answered with `Refused`, counted, and changes nothing."""
@@ -67,7 +96,7 @@ class Coordinator:
         except (ArrivalRefused, ValueError) as error:
             what = type(message).__name__
             self.counts[f"refused {what}"] += 1
-            return [(peer, Refused(what, str(error)))]
+            return [(peer, Refused(what, str(error), stranger=peer not in self.roster.peers))]
 
     def _heard(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
         """Check who may say this, before anybody acts on it."""
@@ -90,6 +119,9 @@ class Coordinator:
         return self._handle(peer, message, now)
 
     def _handle(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
+        stopped = self.ended.get((_run_of(message), peer)) if self.ended else None
+        if stopped:  # it may have missed that
+            return [(peer, RunStopped(_run_of(message), stopped))]
         match message:
             case said.OpenTurn():
                 run = self.runs.get(message.turn.run)
@@ -129,7 +161,7 @@ class Coordinator:
             case said.EndRun():
                 if message.run in self.queue and self.queue[message.run][1] == peer:
                     del self.queue[message.run]
-                    self.ended[message.run, peer] = None
+                    self.ended[message.run, peer] = ""
                     return []
                 self._own(peer, message.run)
                 return self._end(message.run)
@@ -138,10 +170,20 @@ class Coordinator:
             case said.Heartbeat():
                 return []
             case said.Hello():
-                raise ValueError(f"{peer} is a member already; one Hello for each connection")
+                return self._hello_again(peer, message, now)
             case _:
                 self.counts["late messages of ended runs"] += 1
                 return []
+
+    def _hello_again(self, peer: PeerName, hello: said.Hello, now: float) -> Sends:
+        """Its Hello, or our Welcome, may have been lost; or it has lost us and joins under a new incarnation."""
+        known = self.roster.peers[peer].hello
+        if hello.name != peer or not members.same_process(known, hello):
+            raise ValueError(f"{peer} is a member already and says Hello as {hello.name}; one name for each connection")
+        if hello.incarnation > known.incarnation:
+            return self.join(hello, now)
+        self.counts["repeated Hello"] += 1
+        return [(peer, Welcome(self.name, self.epoch, self.lease))] if hello.incarnation == known.incarnation else []
 
     # --- runs ---
 
@@ -164,14 +206,12 @@ class Coordinator:
         if not servers:
             return "no task server has joined; start one with `opentinker taskserver`"
         held = ", ".join(sorted({hello.model.name for hello in servers if hello.model is not None}))
-        return (
-            f"no task server with a rollout and an update pool holds model {spec.model[:12] or 'any'} (there: {held})"
-        )
+        return f"no task server with a rollout and an update pool holds model {spec.model or 'any'} (there: {held})"
 
     def _admit(self, run_id: RunId, now: float) -> Sends:
         """Start a queued run if somebody can serve it: the first model that has a rollout and an update worker."""
         spec, host = self.queue[run_id]
-        for model in (spec.model,) if spec.model else members.models(self.roster):
+        for model in members.models(self.roster, spec.model):
             servers = members.task_servers(self.roster, model)
             rollout = self.roster.workers(servers, PoolKind.ROLLOUT)
             update = self.roster.workers(servers, PoolKind.UPDATE)
@@ -193,13 +233,15 @@ class Coordinator:
     def _end(self, run_id: RunId) -> Sends:
         """Free everything that belongs to the run."""
         run = self.runs.pop(run_id)
-        self.ended[run_id, run.host] = None
+        self.ended[run_id, run.host] = ""
         sends = self.turns.clear_run(run)
         return sends + [(server, Release(run_id)) for server in run.servers()]
 
     def _stop(self, run_id: RunId, reason: str) -> Sends:
         host = self.runs[run_id].host
-        return [*self._end(run_id), (host, RunStopped(run_id, reason))]
+        sends = self._end(run_id)
+        self.ended[run_id, host] = reason
+        return [*sends, (host, RunStopped(run_id, reason))]
 
     def _own(self, peer: PeerName, run_id: RunId) -> Run:
         run = self.runs.get(run_id)
@@ -211,15 +253,16 @@ class Coordinator:
 
     def lose(self, peer: PeerName, reason: str, now: float) -> Sends:
         """A member is gone. Its workers are out of service; runs it submitted end."""
-        if peer not in self.roster.peers:
+        member = self.roster.peers.get(peer) or self.roster.away.get(peer)
+        if member is None:
             return []
-        hello = self.roster.peers[peer].hello
+        hello = member.hello
         sends: Sends = []
         for worker in hello.workers:
             sends += self._worker_lost(worker.name, f"task server {peer} is gone ({reason})", now)
         for run_id in [run_id for run_id, run in self.runs.items() if run.host == peer]:
             sends += self._end(run_id)
-        self.ended = {(run_id, host): None for run_id, host in self.ended if host != peer}
+        self.ended = {key: why for key, why in self.ended.items() if key[1] != peer}
         self.queue = {run_id: queued for run_id, queued in self.queue.items() if queued[1] != peer}
         self.roster = members.leave(self.roster, peer)
         return [(to, message) for to, message in sends if to != peer]
@@ -272,6 +315,8 @@ class Coordinator:
                 sends.append((run.host, missing))
         for peer in members.silent(self.roster, now - 2 * self.lease):
             sends += self.lose(peer, f"not heard for {2 * self.lease:.0f} s", now)
+        for peer in [name for name, away in self.roster.away.items() if now > away.until]:
+            sends += self.lose(peer, f"not back {REJOIN:.0f} s after the coordinator restarted", now)
         return sends
 
     def drain(self, reason: str) -> Sends:
@@ -279,7 +324,7 @@ class Coordinator:
         self.draining = reason
         sends: Sends = [(peer, Draining(reason)) for peer in self.roster.peers]
         for run_id, (_, host) in self.queue.items():
-            self.ended[run_id, host] = None
+            self.ended[run_id, host] = reason
             sends.append((host, RunStopped(run_id, reason)))
         self.queue = {}
         return sends
@@ -294,6 +339,18 @@ class Coordinator:
         for run in self.runs.values():
             found += run.violations()
         return found + self.turns.violations(self.runs)
+
+
+def _run_of(message: said.ToCoordinator) -> RunId:
+    """The run a host's message is about ("": none)."""
+    match message:
+        case said.Submit():
+            return message.spec.run
+        case said.OpenTurn():
+            return message.turn.run
+        case said.Arrive() | said.EpisodeEnded() | said.Operate() | said.EndRun():
+            return message.run
+    return RunId("")
 
 
 def _no_run(peer: PeerName, run_id: RunId) -> str:

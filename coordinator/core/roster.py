@@ -1,7 +1,7 @@
 """Who is a member: peers by name, what they offer, when they were last heard, and what each role may say.
 
 Invariants (checked by `violations`):
-- M1 a name belongs to one living peer;
+- M1 a name belongs to one peer, which is a member or away;
 - M2 a worker name belongs to one living peer, and `owners` says to whom.
 """
 
@@ -24,7 +24,7 @@ OfWorker = (
     | said.WorkerFailed
     | said.WorkerLost
 )
-OfHost = said.Submit | said.Arrive | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
+OfHost = said.Submit | said.Arrive | said.Arrivals | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
 OfAnybody = said.Hello | said.Heartbeat | said.Bye
 OF_WORKER = frozenset(get_args(OfWorker))
 CALLS = {
@@ -47,11 +47,20 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """Who was a member when the coordinator restarted, and until when it may come back."""
+
+    hello: Hello
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Roster:
-    """`owners`: whose each worker is."""
+    """`owners`: whose each worker is. `away`: who has not been heard since the coordinator restarted."""
 
     peers: Mapping[PeerName, Peer] = field(default_factory=dict)
     owners: Mapping[WorkerName, PeerName] = field(default_factory=dict)
+    away: Mapping[PeerName, Away] = field(default_factory=dict)
 
     def owner(self, worker: WorkerName) -> PeerName | None:
         return self.owners.get(worker)
@@ -62,10 +71,21 @@ class Roster:
         return tuple(sorted(found, key=lambda worker: worker.name))
 
 
-def join(roster: Roster, hello: Hello, now: float) -> Roster:
-    """A peer becomes a member. MemberRefused if its name or one of its workers' names is taken by a living one."""
+def same_process(one: Hello, other: Hello) -> bool:
+    """Whether both are of one process, which joins anew; else another process has taken the name."""
+    return (one.role, one.machine, one.pid) == (other.role, other.machine, other.pid)
+
+
+def takes_over(roster: Roster, hello: Hello) -> bool:
+    """Whether a member says Hello again, under a later incarnation: it is still itself and has lost contact."""
+    known = roster.peers.get(hello.name)
+    return known is not None and same_process(known.hello, hello) and hello.incarnation > known.hello.incarnation
+
+
+def check(roster: Roster, hello: Hello) -> None:
+    """MemberRefused if this peer may not become a member: its name or one of its workers' names is taken by a living one."""
     taken = roster.peers.get(hello.name)
-    if taken is not None:
+    if taken is not None and not takes_over(roster, hello):
         raise MemberRefused(
             f"the name {hello.name!r} is already in use by process {taken.hello.pid} on {taken.hello.machine}; "
             f"start this peer under another name, or stop that one first"
@@ -75,11 +95,28 @@ def join(roster: Roster, hello: Hello, now: float) -> Roster:
     if hello.role != Role.TASKSERVER and (hello.model is not None or hello.workers):
         raise MemberRefused(f"{hello.role} {hello.name!r} offers a model or workers; only a task server may")
     names = [worker.name for worker in hello.workers]
-    clash = [name for name in names if roster.owner(name) is not None or names.count(name) > 1]
+    clash = [name for name in names if roster.owner(name) not in (None, hello.name) or names.count(name) > 1]
     if clash:
         raise MemberRefused(f"worker name {clash[0]!r} is already in use; worker names must be unique")
-    owners = {**roster.owners, **dict.fromkeys(names, hello.name)} if names else roster.owners
-    return Roster({**roster.peers, hello.name: Peer(hello, now)}, owners)
+
+
+def join(roster: Roster, hello: Hello, now: float) -> Roster:
+    """A peer becomes a member, or is one again. MemberRefused as in `check`."""
+    check(roster, hello)
+    names = [worker.name for worker in hello.workers]
+    owners = roster.owners
+    if names or hello.name in roster.peers:
+        others = {worker: owner for worker, owner in owners.items() if owner != hello.name}
+        owners = {**others, **dict.fromkeys(names, hello.name)}
+    away = {name: each for name, each in roster.away.items() if name != hello.name} if roster.away else roster.away
+    return Roster({**roster.peers, hello.name: Peer(hello, now)}, owners, away)
+
+
+def restart(roster: Roster, until: float) -> Roster:
+    """Nobody is a member until it says Hello again; whoever was one may come back until then."""
+    known = {name: each.hello for name, each in roster.away.items()}
+    known |= {name: peer.hello for name, peer in roster.peers.items()}
+    return Roster(away={name: Away(hello, until) for name, hello in known.items()})
 
 
 def hear(roster: Roster, name: PeerName, now: float) -> Roster:
@@ -91,6 +128,7 @@ def leave(roster: Roster, name: PeerName) -> Roster:
     return Roster(
         {other: peer for other, peer in roster.peers.items() if other != name},
         {worker: owner for worker, owner in roster.owners.items() if owner != name},
+        {other: each for other, each in roster.away.items() if other != name},
     )
 
 
@@ -104,6 +142,7 @@ def drop_worker(roster: Roster, worker: WorkerName) -> Roster:
     return Roster(
         {**roster.peers, owner: replace(peer, hello=replace(peer.hello, workers=left))},
         {other: name for other, name in roster.owners.items() if other != worker},
+        roster.away,
     )
 
 
@@ -112,9 +151,10 @@ def silent(roster: Roster, since: float) -> tuple[PeerName, ...]:
     return tuple(name for name, peer in roster.peers.items() if peer.heard < since)
 
 
-def models(roster: Roster) -> tuple[str, ...]:
-    """Digests of the models that task servers hold, in order of joining."""
-    return tuple(dict.fromkeys(p.hello.model.digest for p in roster.peers.values() if p.hello.model is not None))
+def models(roster: Roster, wanted: str = "") -> tuple[str, ...]:
+    """Digests of the models that task servers hold, in order of joining. `wanted`: only those of this digest or name."""
+    held = (peer.hello.model for peer in roster.peers.values() if peer.hello.model is not None)
+    return tuple(dict.fromkeys(model.digest for model in held if wanted in ("", model.digest, model.name)))
 
 
 def task_servers(roster: Roster, model: str) -> tuple[PeerName, ...]:
@@ -125,4 +165,5 @@ def task_servers(roster: Roster, model: str) -> tuple[PeerName, ...]:
 def violations(roster: Roster) -> list[str]:
     workers = [(worker.name, name) for name, peer in roster.peers.items() for worker in peer.hello.workers]
     found = ["M2"] if sorted(workers) != sorted(roster.owners.items()) else []
-    return found + ["M1" for name, peer in roster.peers.items() if peer.hello.name != name]
+    found += ["M1" for name, peer in roster.peers.items() if peer.hello.name != name or name in roster.away]
+    return found

@@ -93,7 +93,7 @@ def arrive(rounds: Rounds, message: Arrive, ready: Ready, now: float) -> tuple[R
     if at != rounds.at or rounds.finished:
         stored = [each for each in rounds.openings if (each.round, each.phase, each.edge) == at]
         if stored:
-            return rounds, (stored[0],)
+            return rounds, (stored[0], *_inside_again(rounds, message))
         raise ArrivalRefused(f"{message.agent} arrives at {_words(at)}, the run gathers at {_words(rounds.at)}")
     if message.agent not in rounds.barrier.members:
         raise ArrivalRefused(f"nobody arrives at {_words(at)}: it opens when every episode is accounted for")
@@ -174,15 +174,41 @@ def _inside(rounds: Rounds) -> tuple[Rounds, tuple[Effect, ...]]:
         end = barriers.gather(tuple(agent.name for agent in spec.agents))
         after = replace(rounds, edge=Edge.END, barrier=end, order=order)
         return after, tuple(MayUpdate(spec.run, rounds.round, agent) for agent in admitted)
-    sizes = [spec.group_size] * spec.groups if rounds.phase == Phase.ROLLOUT else [1] * spec.evaluations
-    firsts = [sum(sizes[:group]) for group in range(len(sizes))]
-    groups = tuple(
-        tuple(EpisodeId(rounds.round, rounds.phase, first + k) for k in range(size))
-        for first, size in zip(firsts, sizes, strict=True)
-    )
+    groups = _groups(rounds)
     everything = frozenset(episode for group in groups for episode in group)
     after = replace(rounds, edge=Edge.END, barrier=barriers.gather((EPISODES,)), unaccounted=everything, ended={})
     return after, (Begin(groups),)
+
+
+def _groups(rounds: Rounds) -> tuple[tuple[EpisodeId, ...], ...]:
+    """The episodes of this phase, as they are handed out."""
+    spec = rounds.spec
+    number, size = (spec.groups, spec.group_size) if rounds.phase == Phase.ROLLOUT else (spec.evaluations, 1)
+    return tuple(
+        tuple(EpisodeId(rounds.round, rounds.phase, group * size + k) for k in range(size)) for group in range(number)
+    )
+
+
+def _inside_again(rounds: Rounds, message: Arrive) -> tuple[Effect, ...]:
+    """What followed the opening that this arrival missed, as far as it still counts."""
+    if message.edge != Edge.START or (message.round, message.phase, Edge.END) != rounds.at or rounds.finished:
+        return ()
+    if message.phase != Phase.UPDATE:
+        return (Begin(_groups(rounds)),)
+    waits = message.agent in rounds.order.admitted and message.agent not in {*rounds.order.done, *rounds.held}
+    return (MayUpdate(rounds.spec.run, rounds.round, message.agent),) if waits else ()
+
+
+def accounted(rounds: Rounds, episode: EpisodeId) -> tuple[Effect, ...]:
+    """The opening at the end of the episode's phase, if that is over: whoever accounts for it again has missed it."""
+    at = (episode.round, episode.phase, Edge.END)
+    return tuple(each for each in rounds.openings if (each.round, each.phase, each.edge) == at)
+
+
+def restart(rounds: Rounds, now: float) -> Rounds:
+    """The coordinator restarted, perhaps on a clock that began anew: nobody has arrived in the future."""
+    arrived = tuple((member, min(at, now)) for member, at in rounds.barrier.arrived)
+    return replace(rounds, barrier=replace(rounds.barrier, arrived=arrived))
 
 
 def _onward(rounds: Rounds) -> Rounds:

@@ -4,7 +4,7 @@ A `Run` mutates itself but is otherwise pure: the same calls give the same state
 sent, as (receiver, message); receivers are peers' names.
 
 Invariants (checked by `violations`): those of the parts, and
-- P1 an operation has one outcome, and its worker is asked at most once per worker life (I7);
+- P1 an operation has one outcome (I7); its worker is asked again whenever its host asks again, and does it once;
 - P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more.
 """
 
@@ -18,7 +18,7 @@ from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.versions import Versions
 from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Score, Scored
-from tinker.protocol.to_coordinator import Arrive, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
+from tinker.protocol.to_coordinator import Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
 from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
 from tinker.protocol.to_taskserver import Load, Unload, Work
 from tinker.protocol.values import (
@@ -66,6 +66,8 @@ class Run:
         """ArrivalRefused if the agent may not be here, comes with a version that is not its policy's, or still moves its weights."""
         agent = next((each for each in self.spec.agents if each.name == message.agent), None)
         if agent is not None and (message.round, message.phase, message.edge) == self.rounds.at:
+            if self.rounds.held.get(agent.name) == message:
+                return self._load(PolicyVersion(agent.policy, message.version))
             current = self.versions.current.get(
                 agent.policy, 0
             )  # before its Attach is done an agent may wait for version 0
@@ -79,6 +81,9 @@ class Run:
         return self._moved(*rnd.arrive(self.rounds, message, self.versions.ready, now), now)
 
     def account(self, episode: EpisodeId, ended: Ended, now: float) -> Sends:
+        """An episode has ended. One that was accounted for before changes nothing; the end of its phase is told again."""
+        if episode not in self.rounds.unaccounted:
+            return self._moved(self.rounds, rnd.accounted(self.rounds, episode), now)
         return self._moved(*rnd.account(self.rounds, episode, ended, now), now)
 
     def admits(self, episode: EpisodeId, policy: PolicyVersion) -> str:
@@ -94,11 +99,11 @@ class Run:
         return "" if bound == policy.version else f"{policy} was asked for, this round plays {policy.policy}@{bound}"
 
     def operate(self, message: Operate) -> Sends:
-        """Send the operation to its worker, answer a repeated one from the store, or refuse it."""
+        """Send the operation to its worker (a repeated one too: it does it once), answer it from the store, or refuse it."""
         if message.op in self.outcomes:
             return [(self.host, self.outcomes[message.op])]
         if message.op in self.pending:
-            return []
+            return self._work(message.op)
         refusal = self._refusal(message)
         if refusal:
             return self._outcome(message.op, OperationFailed(self.spec.run, message.op, refusal))
@@ -108,8 +113,12 @@ class Run:
                 message.op, OperationFailed(self.spec.run, message.op, "no forward worker serves this run")
             )
         self.pending[message.op] = (message, worker)
-        work = Work(self.spec.run, message.op, worker, message.policy, message.operation)
-        return [(self.owners[worker], work)]
+        return self._work(message.op)
+
+    def _work(self, op: OpId) -> Sends:
+        message, worker = self.pending[op]
+        work = Work(self.spec.run, op, worker, message.policy, message.operation)
+        return [(self.owners[worker], work)] if worker in self.owners else []
 
     def done(self, message: WorkerDone) -> Sends:
         """A worker has finished an operation. A published version is loaded by every rollout worker before it counts as ready."""
@@ -154,11 +163,36 @@ class Run:
         self.owners.pop(worker, None)
         return sends + self.settle(now)
 
-    def join(self, worker: WorkerName, owner: PeerName) -> Sends:
-        """A rollout worker enters service: it must load whatever is in use."""
+    def join(self, worker: WorkerName, owner: PeerName, holding: Iterable[Held] = ()) -> Sends:
+        """A rollout worker enters service, or is back: it must load whatever is in use and it does not hold."""
         self.owners[worker] = owner
         self.versions, wanted = ver.join(self.versions, worker)
-        return [(owner, Load(self.spec.run, worker, v, self.versions.adapters[v])) for v in wanted]
+        held = {each.version: each.digest for each in holding if (each.run, each.worker) == (self.spec.run, worker)}
+        sends: Sends = []
+        for version in wanted:
+            adapter = self.versions.adapters[version]
+            if held.get(version) == adapter.digest:
+                self.versions = ver.acknowledge(self.versions, version, worker, adapter.digest)
+            else:
+                sends.append((owner, Load(self.spec.run, worker, version, adapter)))
+        return sends
+
+    def ask_again(self, owner: PeerName) -> Sends:
+        """This task server is back: it may have missed what it was asked to do, or its answers were missed."""
+        ours = [op for op, (_, worker) in self.pending.items() if self.owners.get(worker) == owner]
+        return [send for op in ours for send in self._work(op)]
+
+    def restart(self, now: float) -> None:
+        """The coordinator restarted: rounds, versions and operations are what they were, and nobody serves before it says so."""
+        self.rounds = rnd.restart(self.rounds, now)
+        self.versions = ver.restart(self.versions)
+        self.noticed = self.since = now
+
+    def _load(self, version: PolicyVersion) -> Sends:
+        """Ask the workers that do not serve it yet once more."""
+        adapter = self.versions.adapters.get(version)
+        late = self.versions.workers - self.versions.away - self.versions.serving(version) if adapter else ()
+        return [(self.owners[w], Load(self.spec.run, w, version, adapter)) for w in sorted(late) if adapter]
 
     def servers(self) -> tuple[PeerName, ...]:
         return tuple(dict.fromkeys(self.owners.values()))

@@ -124,9 +124,7 @@ def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
         answer.busy,
         engine=answer.engine,
     )
-    return _close(
-        _amend(table, answer.seat, lambda each: Admission(each.request, each.worker, each.failed, result))
-    )
+    return _close(_amend(table, answer.seat, lambda each: Admission(each.request, each.worker, each.failed, result)))
 
 
 def fail(

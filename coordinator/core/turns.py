@@ -16,10 +16,10 @@ from coordinator.core import tables as gate
 from coordinator.core.routing import choose
 from coordinator.core.run import Run, Sends
 from coordinator.core.tables import Admission, GateError, Table
-from tinker.protocol.to_coordinator import Generated, GenerateFailed, OpenTurn
+from tinker.protocol.to_coordinator import Generated, GenerateFailed, OpenTurn, SeatRequest
 from tinker.protocol.to_host import TurnClosed, TurnRefused
 from tinker.protocol.to_taskserver import Cancel, Forget, Generate
-from tinker.protocol.values import EpisodeId, RunId, WorkerName
+from tinker.protocol.values import EpisodeId, RunId, TurnId, WorkerName
 
 Key = tuple[RunId, EpisodeId]
 
@@ -45,10 +45,11 @@ class Turns:
         if refusal:
             self.counts["refused OpenTurn"] += 1
             return [(run.host, TurnRefused(message.turn, refusal))]
-        if after is table:  # a repeated message: the stored answer, if the turn has closed
+        if after is table:  # a repeated message: the stored answer, or the requests again if the turn is open
             self.counts["repeated OpenTurn"] += 1
             stored = table.closed
-            return [(run.host, stored)] if stored is not None and stored.turn == message.turn else []
+            closed = stored is not None and stored.turn == message.turn
+            return [(run.host, stored)] if closed else self._ask_again(run, table, now)
         self.tables[key] = after
         self.counts["turns"] += 1
         return self._place(run, key, now)
@@ -139,10 +140,20 @@ class Turns:
             self.in_flight[worker] += 1
             turn = table.id(table.turn.number)
             table = gate.place(table, request.seat, worker)
-            generate = Generate(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)
-            sends.append((run.owners[worker], generate))
+            sends.append((run.owners[worker], _generate(turn, request, worker, left)))
         self.tables[key] = table
         return sends
+
+    def _ask_again(self, run: Run, table: Table, now: float) -> Sends:
+        """The requests that are placed and not answered: they, or their answers, may have been lost on the way."""
+        if table.turn is None:
+            return []
+        turn, left = table.id(table.turn.number), max(0.0, table.turn.deadline - now)
+        return [
+            (run.owners[each.worker], _generate(turn, each.request, each.worker, left))
+            for each in table.turn.waiting
+            if each.worker is not None and each.worker in run.owners
+        ]
 
     def _of(self, run: Run) -> list[Key]:
         return [key for key in self.tables if key[0] == run.spec.run]
@@ -177,3 +188,7 @@ class Turns:
         if {worker: n for worker, n in self.in_flight.items() if n} != dict(held):
             found.append("U1 requests in flight are miscounted")
         return found
+
+
+def _generate(turn: TurnId, request: SeatRequest, worker: WorkerName, left: float) -> Generate:
+    return Generate(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)

@@ -22,15 +22,17 @@ class WrongWeights(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """`workers`: rollout workers in service. `served`: which of them acknowledged a version."""
+    """`workers`: rollout workers in service. `served`: which of them acknowledged a version. `away`: workers that have not said since
+    the coordinator restarted what they hold; they serve nothing and are waited for."""
 
     workers: frozenset[WorkerName] = frozenset()
     current: Mapping[PolicyName, int] = field(default_factory=dict)
     adapters: Mapping[PolicyVersion, BlobRef] = field(default_factory=dict)
     served: Mapping[PolicyVersion, frozenset[WorkerName]] = field(default_factory=dict)
+    away: frozenset[WorkerName] = frozenset()
 
     def serving(self, version: PolicyVersion) -> frozenset[WorkerName]:
-        return self.workers if version == BASE else self.served.get(version, frozenset())
+        return self.workers - self.away if version == BASE else self.served.get(version, frozenset())
 
     def ready(self, version: PolicyVersion) -> bool:
         return bool(self.workers) and self.serving(version) >= self.workers
@@ -62,7 +64,7 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
         raise ValueError(f"worker {worker} acknowledged {version}, which was never published")
     if adapter.digest != digest:
         raise WrongWeights(f"it loaded {version} with digest {digest[:12]}, published is {adapter.digest[:12]}")
-    if worker not in versions.workers:
+    if worker not in versions.workers - versions.away:
         return versions
     return replace(versions, served={**versions.served, version: versions.serving(version) | {worker}})
 
@@ -77,16 +79,24 @@ def retire(versions: Versions, policy: PolicyName) -> tuple[Versions, tuple[Poli
 
 
 def join(versions: Versions, worker: WorkerName) -> tuple[Versions, tuple[PolicyVersion, ...]]:
-    """A rollout worker enters service; returns what it must load."""
-    after = replace(versions, workers=versions.workers | {worker})
+    """A rollout worker enters service, or is back; returns what it must load."""
+    after = replace(versions, workers=versions.workers | {worker}, away=versions.away - {worker})
     return after, tuple(sorted(v for v in versions.served if versions.adapters.get(v) is not None))
+
+
+def restart(versions: Versions) -> Versions:
+    """The coordinator restarted: versions are what they were, and nobody serves them until it says so."""
+    return replace(versions, served={v: frozenset() for v in versions.served}, away=versions.workers)
 
 
 def leave(versions: Versions, worker: WorkerName) -> Versions:
     """A rollout worker is out of service: it serves nothing and is waited for no longer."""
     gone = {worker}
     return replace(
-        versions, workers=versions.workers - gone, served={v: by - gone for v, by in versions.served.items()}
+        versions,
+        workers=versions.workers - gone,
+        served={v: by - gone for v, by in versions.served.items()},
+        away=versions.away - gone,
     )
 
 
@@ -94,7 +104,7 @@ def violations(versions: Versions) -> list[str]:
     found = []
     if any(version.version > versions.current.get(version.policy, -1) for version in versions.adapters):
         found.append("V1")
-    if any(not by <= versions.workers for by in versions.served.values()):
+    if any(not by <= versions.workers - versions.away for by in versions.served.values()):
         found.append("V2")
     if any(versions.ready(version) and versions.not_serving(version) for version in versions.served):
         found.append("V3")

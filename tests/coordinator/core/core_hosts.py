@@ -150,7 +150,9 @@ class Host:
 
     def update(self, gate: MayUpdate) -> list[object]:
         each = next(agent for agent in self.spec.agents if agent.name == gate.agent)
-        assert gate.round == self.opened[-1].round and self.due(each) and each.name not in self.admitted
+        if each.name in self.admitted:  # told again
+            return []
+        assert gate.round == self.opened[-1].round and self.due(each)
         groups = [list(group) for group in self.spec.update_order]
         named = [name for group in groups for name in group]
         groups.append([other.name for other in self.spec.agents if other.name not in named])
@@ -204,6 +206,8 @@ class Host:
     # --- episodes ---
 
     def play(self, message: Play) -> list[object]:
+        if set(message.episodes) <= set(self.played):  # told again
+            return []
         assert (message.round, message.phase) == (self.opened[-1].round, self.opened[-1].phase)
         assert not set(message.episodes) & set(self.played), "an episode is given out once"
         self.played += message.episodes

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Server:
-    """`held`: versions a worker serves. `worked`: operations it was asked for."""
+    """`held`: versions a worker serves. `worked`: operations it was asked for, and what it answered."""
 
     hello: Hello
     rng: random.Random
     held: dict[tuple[RunId, WorkerName], list[PolicyVersion]] = field(default_factory=dict)
-    worked: list[tuple[RunId, OpId]] = field(default_factory=list)
+    worked: dict[tuple[RunId, OpId], list[object]] = field(default_factory=dict)
     released: list[RunId] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,8 +88,12 @@ class Server:
         return [said.Loaded(message.run, message.worker, message.version, message.adapter.digest)]
 
     def work(self, message: Work, faulty: bool) -> list[object]:
-        assert (message.run, message.op) not in self.worked, f"{message.op} was asked twice"
-        self.worked.append((message.run, message.op))
+        key = (message.run, message.op)
+        if key not in self.worked:
+            self.worked[key] = self.outcome(message, faulty)
+        return self.worked[key]
+
+    def outcome(self, message: Work, faulty: bool) -> list[object]:
         wrong = said.WorkerDone(message.run, message.op, message.worker, Scored(blob("wrong")))
         if faulty:
             failed = said.WorkerFailed(message.run, message.op, message.worker, "out of memory")

@@ -132,8 +132,20 @@ def test_in_turn_the_next_agent_is_admitted_when_the_version_of_the_one_before_i
 
 
 def test_arrivals_that_come_again_get_the_same_answer_and_change_nothing() -> None:
-    state, (opened, _) = go(rnd.begin(run_spec()), *both(1, ROLLOUT, START))  # type: ignore[misc]
+    state, (opened, begin) = go(rnd.begin(run_spec()), *both(1, ROLLOUT, START))  # type: ignore[misc]
+    assert rnd.arrive(state, arrival("a", 1, ROLLOUT, START), always, 9.0) == (state, (opened, begin))
+    state, _ = account_all(state)
     assert rnd.arrive(state, arrival("a", 1, ROLLOUT, START), always, 9.0) == (state, (opened,))
+
+
+def test_who_missed_the_gate_or_the_end_of_a_phase_is_told_again() -> None:
+    state, _ = go(rnd.begin(run_spec(update_order=(("b",), ("a",)))), *both(1, ROLLOUT, START))
+    episodes = sorted(state.unaccounted)
+    state, effects = account_all(state)
+    assert rnd.accounted(state, episodes[0]) == (effects[-1],)
+    state, _ = go(state, *both(1, UPDATE, START))
+    again = [rnd.arrive(state, arrival(who, 1, UPDATE, START), always, 9.0)[1][1:] for who in "ab"]
+    assert again == [(), (MayUpdate(state.spec.run, 1, "b"),)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
