@@ -32,9 +32,9 @@ def model_directory(name: str) -> Path:
 
 
 def called(name: str) -> str:
-    """What a task server calls the model that this name means."""
+    """What a task server calls the model that this name means ("" means none)."""
     path = Path(name).expanduser()
-    return model_name(path) if path.exists() else name.rpartition("/")[2]
+    return model_name(path) if name and path.exists() else name.rpartition("/")[2]
 
 
 def adaptable(directory: Path) -> frozenset[str]:
