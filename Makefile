@@ -9,12 +9,13 @@ SCENARIO ?= guess
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types format bench clean
+.PHONY: help venv demo test sim lint types format bench clean
 
 help:
 	@echo "make demo     install what training needs and train the '$(SCENARIO)' scenario here (SCENARIO=name for another)"
 	@echo "make venv     only make .venv with the package and its training dependencies"
 	@echo "make test     lint, types and all tests (installs the development tools first)"
+	@echo "make sim      the whole system under a virtual clock: SEEDS=N histories, or SEEDS=A..B"
 	@echo "make lint     ruff: rules and formatting, changes nothing"
 	@echo "make types    mypy --strict"
 	@echo "make format   format the code and apply safe fixes"
@@ -46,6 +47,10 @@ test: $(VENV)/.dev
 	$(MAKE) --no-print-directory types || failed=1; \
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) || failed=1; \
 	exit $$failed
+
+SEEDS ?= 500
+sim: $(VENV)/.dev
+	@$(BIN)/python tests/sim/run.py $(SEEDS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
+LATE = 2.0  # a sleeper woken later than this was stopped meanwhile: it must hear what has arrived before it judges that others are silent
+
 
 class Clock(Protocol):
     """Seconds since some fixed moment; they never go back, whatever happens to the time of day."""

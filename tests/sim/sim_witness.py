@@ -1,0 +1,324 @@
+"""A witness at the network: hears every frame that is sent or arrives, keeps its own account, and says what may not be.
+
+It knows the protocol and nothing of the code under test. What it checks, by what `design.md` and the simulation's brief promise:
+I1 and I9 (tokens of exactly the version asked for, versions rise and never change), I2 (no update before every episode is accounted for),
+I3 (admitted seats of the newest turn only), I4 (an agent trains on its own sampled tokens, each once), I6 (barriers open once, in order,
+when everybody has come), I7 (one outcome for each operation, effects once), late and repeated answers are repetitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.core.rounds import phases
+from tinker.protocol import ToAny, ToCoordinator, ToHost, ToTaskserver
+from tinker.protocol import to_coordinator as said
+from tinker.protocol import to_host as told
+from tinker.protocol.batches import Row
+from tinker.protocol.operations import Attach, Published, Score
+from tinker.protocol.to_taskserver import Generate, Load, Work
+from tinker.protocol.values import (
+    AgentName,
+    Edge,
+    EpisodeId,
+    OpId,
+    Phase,
+    PolicyName,
+    PolicyVersion,
+    RunId,
+    SeatName,
+    TurnId,
+    WorkerName,
+    unpack_ids,
+)
+from tinker.runtime.codec import decode
+
+ANY = ToCoordinator | ToHost | ToTaskserver | ToAny
+At = tuple[int, Phase, Edge]
+
+
+@dataclass(slots=True)
+class RunAccount:
+    """What was said about one run so far."""
+
+    spec: said.RunSpec
+    host: str
+    arrived: dict[tuple[At, AgentName], said.Arrive] = field(default_factory=dict)
+    opened: dict[At, told.Opened] = field(default_factory=dict)
+    heard: list[At] = field(default_factory=list)
+    plays: dict[EpisodeId, told.Play] = field(default_factory=dict)
+    ended: dict[EpisodeId, said.EpisodeEnded] = field(default_factory=dict)
+    turns: dict[TurnId, said.OpenTurn] = field(default_factory=dict)
+    newest: dict[EpisodeId, int] = field(default_factory=dict)
+    closed: dict[TurnId, told.TurnClosed] = field(default_factory=dict)
+    answers: dict[tuple[TurnId, SeatName, WorkerName], list[said.Generated]] = field(default_factory=dict)
+    operations: dict[OpId, said.Operate] = field(default_factory=dict)
+    outcomes: dict[OpId, object] = field(default_factory=dict)
+    loaded: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)
+    waited_for: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)  # told to load when it was published
+    known: set[PolicyVersion] = field(default_factory=set)  # versions of which the host was told
+
+    def schedule(self) -> list[At]:
+        """Every barrier, in order."""
+        rounds = range(self.spec.rounds + 1)
+        parts = [(round, phase) for round in rounds for phase in phases(self.spec, round)]
+        return [(round, phase, edge) for round, phase in parts for edge in (Edge.START, Edge.END)]
+
+    def policy(self, agent: AgentName) -> PolicyName:
+        return next(each.policy for each in self.spec.agents if each.name == agent)
+
+
+class Witness:
+    """`did`: rare events, by name. `broken`: what may not be, in order (never raised: code under test would catch it)."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.runs: dict[RunId, RunAccount] = {}
+        self.published: dict[PolicyVersion, str] = {}
+        self.newest: dict[PolicyName, int] = {}
+        self.did: Counter[str] = Counter()
+        self._openings: dict[bytes, told.Opened] = {}
+        self.effects: Counter[tuple[str, PolicyName, str]] = Counter()
+
+    # --- what is sent ---
+
+    def sent(self, sender: str, receiver: str, data: bytes) -> None:
+        message: Any = decode(data, ANY)
+        run = self.runs.get(_run_of(message))
+        match message:
+            case said.Submit():
+                self.runs.setdefault(message.spec.run, RunAccount(message.spec, sender))
+            case _ if run is None:
+                return
+            case said.Arrive():
+                at = (message.round, message.phase, message.edge)
+                self._same(run.arrived.setdefault((at, message.agent), message), message, "I6 arrival")
+            case said.OpenTurn():
+                self._open_turn(run, message)
+            case said.EpisodeEnded():
+                self._check(message.episode in run.plays, f"I5 {message.episode} ended, but nobody was to play it")
+                self._same(run.ended.setdefault(message.episode, message), message, "I2 account of an episode")
+            case said.Operate():
+                self._same(run.operations.setdefault(message.op, message), message, "I7 operation")
+            case said.Generated():
+                run.answers.setdefault((message.turn, message.seat, message.worker), []).append(message)
+            case said.Loaded():
+                self._immutable(message.version, message.digest)
+                run.loaded.add((message.worker, message.version))
+            case said.WorkerDone() if isinstance(message.result, Published):
+                self._published(message.result)
+            case told.Opened():
+                self._openings[data] = message
+                self._opened(run, message)
+            case told.Play():
+                for episode in message.episodes:
+                    self._same(run.plays.setdefault(episode, message), message, f"I6 hand-out of {episode}")
+            case told.MayUpdate():
+                self._may_update(run, message)
+            case Generate():
+                self._generate(run, message)
+            case Load():
+                self._immutable(message.version, message.adapter.digest)
+                if message.version not in run.known:
+                    run.waited_for.add((message.worker, message.version))
+            case Work():
+                self._work(run, message)
+            case told.TurnClosed():
+                self._turn_closed(run, message)
+            case told.OperationDone() | told.OperationFailed():
+                if message.op in run.outcomes:
+                    self.did["outcome of an operation told again"] += 1
+                self._same(run.outcomes.setdefault(message.op, message), message, "I7 outcome")
+                if isinstance(message, told.OperationDone) and isinstance(message.result, Published):
+                    run.known.add(message.result.version)
+
+    def _open_turn(self, run: RunAccount, message: said.OpenTurn) -> None:
+        turn = message.turn
+        self._same(run.turns.setdefault(turn, message), message, "I7 turn")
+        before = run.newest.get(turn.episode, -1)
+        if turn.number > before:
+            self._check(turn.number == before + 1, f"I3 turn {turn.number} of {turn.episode} follows {before}")
+            run.newest[turn.episode] = turn.number
+        elif turn in run.closed:
+            self.did["turn asked for again after it closed"] += 1
+
+    def _opened(self, run: RunAccount, message: told.Opened) -> None:
+        at = (message.round, message.phase, message.edge)
+        if at in run.opened:
+            self.did["opening told again"] += 1
+            self._same(run.opened[at], message, "I6 opening")
+            return
+        schedule = run.schedule()
+        place = schedule.index(at)
+        self._check(place == len(run.opened), f"I6 {at} opened as number {len(run.opened)} of {schedule}")
+        run.opened[at] = message
+        if message.edge == Edge.END and message.phase != Phase.UPDATE:
+            open_ = [each for each in run.plays if (each.round, each.phase) == at[:2] and each not in run.ended]
+            self._check(not open_, f"I2 {at} opened, but {open_} are not accounted for")
+            return
+        for agent, version in zip(run.spec.agents, message.versions, strict=True):
+            arrival = run.arrived.get((at, agent.name))
+            if arrival is None:
+                self.broken.append(f"C4.1 {at} opened, but {agent.name} has not come")
+                continue
+            self._check(
+                version == PolicyVersion(agent.policy, arrival.version),
+                f"I1 {at} opened with {version}, {agent.name} came with {arrival.version}",
+            )
+
+    def _may_update(self, run: RunAccount, message: told.MayUpdate) -> None:
+        spec, at = run.spec, (message.round, Phase.UPDATE, Edge.END)
+        for group in spec.update_order:
+            if message.agent in group:
+                return
+            for agent in group:
+                start = run.arrived.get(((message.round, Phase.UPDATE, Edge.START), agent))
+                every = next(each.every for each in spec.agents if each.name == agent)
+                due = start is not None and start.samples > 0 and every > 0 and message.round % every == 0
+                come = (at, agent) in run.arrived
+                self._check(come or not due, f"O2 {message.agent} may update before {agent} has arrived")
+
+    def _generate(self, run: RunAccount, message: Generate) -> None:
+        asked = run.turns.get(message.turn)
+        requests = asked.requests if asked is not None else ()
+        request = next((each for each in requests if each.seat == message.seat), None)
+        if request is None:
+            self.broken.append(f"I3 {message.seat} is not admitted to {message.turn}")
+            return
+        self._check(request.prompt == message.prompt, f"I3 another prompt for {message.seat} of {message.turn}")
+        self._check(request.policy == message.policy, f"I9 {message.policy} instead of {request.policy}")
+        self._check(message.turn not in run.closed, f"I3 {message.turn} has closed")
+        newest = run.newest[message.turn.episode]
+        self._check(message.turn.number == newest, f"I3 {message.turn} is older than turn {newest}")
+        self._check(
+            (message.worker, message.policy) in run.loaded, f"I9 {message.worker} never loaded {message.policy}"
+        )
+        episode = message.turn.episode
+        self._check(
+            request.policy.version == self._bound(run, episode, request.policy.policy),
+            f"I1 {request.policy} in {episode}",
+        )
+
+    def _bound(self, run: RunAccount, episode: EpisodeId, policy: PolicyName) -> int | None:
+        """The version with which this policy's agent arrived at the phase of the episode."""
+        opened = run.opened.get((episode.round, episode.phase, Edge.START))
+        found = [each.version for each in opened.versions if each.policy == policy] if opened else []
+        return found[0] if found else None
+
+    def _work(self, run: RunAccount, message: Work) -> None:
+        asked = run.operations.get(message.op)
+        if asked is None:
+            self.broken.append(f"I7 nobody asked for {message.op}")
+            return
+        self._check(asked.operation == message.operation, f"I7 {message.op} is another operation")
+        if isinstance(message.operation, Attach | Score):
+            return
+        round = max((at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START)), default=0)
+        self._check(round > 0, f"I2 {message.op} before any update began")
+        wanted = run.spec.groups * run.spec.group_size
+        done = sum((each.round, each.phase) == (round, Phase.ROLLOUT) for each in run.ended)
+        self._check(done == wanted, f"I2 {message.op} in round {round}: {done} of {wanted} episodes are accounted for")
+        over = (round, Phase.UPDATE, Edge.END) in run.opened
+        self._check(not over, f"O1 {message.op} after the update of round {round} was over")
+
+    def _turn_closed(self, run: RunAccount, message: told.TurnClosed) -> None:
+        if message.turn in run.closed:
+            self.did["closed turn told again"] += 1
+            self._same(run.closed[message.turn], message, "C4.2 results of a turn")
+            return
+        run.closed[message.turn] = message
+        requests = run.turns[message.turn].requests
+        self._check(
+            [each.seat for each in requests] == [each.seat for each in message.results],
+            f"I3 {message.turn} closed with other seats, or in another order",
+        )
+        for request, result in zip(requests, message.results, strict=True):
+            self._check(result.version == request.policy, f"I1 {result.seat}: {result.version}, not {request.policy}")
+            if result.forfeit:
+                self.did["seat forfeited by the gate"] += 1
+                continue
+            said_ = run.answers.get((message.turn, result.seat, result.worker), [])
+            same = [each for each in said_ if (each.ids, each.version) == (result.ids, result.version)]
+            self._check(bool(same), f"I9 {result.worker} never said that for {result.seat} in {message.turn}")
+
+    # --- what arrives ---
+
+    def arrived(self, sender: str, receiver: str, data: bytes) -> None:
+        message = self._openings.get(data)
+        if message is not None:
+            run = self.runs[message.run]
+            at = (message.round, message.phase, message.edge)
+            if at not in run.heard:
+                run.heard.append(at)
+
+    def check_end(self) -> None:
+        """C4.3: what each host heard are the openings in order, none skipped."""
+        for run in self.runs.values():
+            heard = run.heard
+            self._check(heard == run.schedule()[: len(heard)], f"C4.3 {run.host} heard {heard}")
+
+    # --- what engines do ---
+
+    def trained(self, policy: PolicyName, rows: Sequence[Row]) -> None:
+        """I4: every stretch of trained tokens is an answer of this policy in the newest round, each once."""
+        run = next(run for run in self.runs.values() if any(each.policy == policy for each in run.spec.agents))
+        round = max(at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START))
+        answers: Counter[tuple[int, ...]] = Counter()
+        for turn, closed in run.closed.items():
+            if (turn.episode.round, turn.episode.phase) == (round, Phase.ROLLOUT):
+                answers.update(tuple(unpack_ids(each.ids)) for each in closed.results if each.version.policy == policy)
+        for row in rows:
+            for stretch in _stretches(row):
+                answers[stretch] -= 1
+                self._check(answers[stretch] >= 0, f"I4 {policy} trains on {stretch}, which it did not say (so often)")
+
+    def effect(self, server: str, policy: PolicyName, what: str) -> None:
+        """I7: an engine did something; no oftener than it was asked."""
+        self.effects[server, policy, what] += 1
+        run = next(run for run in self.runs.values() if any(each.policy == policy for each in run.spec.agents))
+        asked = sum(each.policy == policy and type(each.operation).__name__ == what for each in run.operations.values())
+        done = self.effects[server, policy, what]
+        self._check(done <= asked, f"I7 {server} did {what} of {policy} {done} times, asked {asked} times")
+
+    # --- inside ---
+
+    def _published(self, result: Published) -> None:
+        version = result.version
+        self._immutable(version, result.adapter.digest)
+        newest = self.newest.get(version.policy, -1)
+        if version.version != newest:
+            self._check(version.version == newest + 1, f"I9 {version} was published after {newest}")
+            self.newest[version.policy] = version.version
+
+    def _immutable(self, version: PolicyVersion, digest: str) -> None:
+        known = self.published.setdefault(version, digest)
+        self._check(known == digest, f"I9 {version} changed from {known[:12]} to {digest[:12]}")
+
+    def _same(self, known: object, message: object, what: str) -> None:
+        self._check(known == message, f"{what}: said was {known}, now it is {message}")
+
+    def _check(self, holds: bool, what: str) -> bool:
+        if not holds:
+            self.broken.append(what)
+        return holds
+
+
+def _run_of(message: Any) -> RunId:
+    turn = getattr(message, "turn", None)
+    return RunId(turn.run if isinstance(turn, TurnId) else getattr(message, "run", ""))
+
+
+def _stretches(row: Row) -> list[tuple[int, ...]]:
+    """The runs of trained tokens, each as its ids."""
+    found: list[list[int]] = []
+    inside = False
+    for token, trained in zip(row.ids.tolist(), row.mask.tolist(), strict=True):
+        if trained and not inside:
+            found.append([])
+        if trained:
+            found[-1].append(token)
+        inside = trained
+    return [tuple(each) for each in found]

@@ -1,0 +1,323 @@
+"""A whole system on one virtual clock: the coordinator daemon, hosts with a run each, task servers with the scripted engine, and faults.
+
+One seed is one history. While it lasts, the core and the witness look at every step; when its faults are over, every run must come to an
+outcome within PATIENCE virtual seconds, and nothing of it may be left.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import anyio
+import structlog
+from sim_core import WatchedCore
+from sim_engine import TOKENIZER, Mood, SimEngine
+from sim_faults import BENIGN, FAULTS, Plan
+from sim_host import SimPlay, make_play, simulated_disks
+from sim_loop import LoopClock, SimLoop, SimulationError
+from sim_net import SimNetwork
+from sim_store import Disks, SimBulk, SimStore
+from sim_witness import ANY, Witness
+
+from coordinator.app.daemon import Daemon
+from coordinator.app.rundir import Exit
+from tinker.protocol.values import PeerName, PoolKind
+from tinker.runtime.codec import WireError, decode
+from tinker.server.taskserver import Pool, TaskServer, TaskServerError
+
+PATIENCE = 400.0  # virtual seconds after the last fault within which every run has an outcome
+LEASE = 4.0
+BUNDLE = TOKENIZER.bundle()
+SHAPES = ("rfu", "rru", "rrfu", "rufr")
+
+
+class Failure(AssertionError):
+    """A history that went wrong: why, the command that plays it again, and its last events."""
+
+
+@dataclass
+class World:
+    """`outcomes`: how each host's run ended. `live`: task servers that serve, by name."""
+
+    seed: int
+    loop: SimLoop
+    plan: Plan
+    witness: Witness = field(default_factory=Witness)
+    mood: Mood = field(default_factory=Mood)
+    core: WatchedCore | None = None
+    coordinator: str = ""
+    plays: dict[str, SimPlay] = field(default_factory=dict)
+    outcomes: dict[str, Exit] = field(default_factory=dict)
+    live: dict[str, TaskServer] = field(default_factory=dict)
+    crashes: list[str] = field(default_factory=list)
+    did: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    _born: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"world {self.seed}")
+        self.net = SimNetwork(self.loop, self.seed, self.witness.sent, self.witness.arrived)
+        self.disks = Disks(random.Random(f"disks {self.seed}"))
+
+    # --- processes ---
+
+    def begin(self, process: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def guarded() -> None:
+            try:
+                await main()
+            except Exception as error:
+                self.crashes.append(f"{process} crashed: {''.join(traceback.format_exception(error))}")
+
+        self.loop.begin(process, guarded(), process)
+
+    def kill(self, process: str) -> None:
+        """As SIGKILL does: it runs no further, whatever it was about to do."""
+        self.note(f"{process} is killed")
+        self.net.kill(process)
+        self.loop.freeze(process)
+        self.disks.gone.add(f"data machine of {process}")
+        self.live.pop(process, None)
+        if process in self.plays:
+            self.outcomes.setdefault(process, Exit("killed", 137))
+
+    def clock(self) -> LoopClock:
+        """A process's own: no two machines count from the same moment."""
+        return LoopClock(self.loop, self.rng.uniform(0.0, 1e5))
+
+    def start_coordinator(self) -> None:
+        self.coordinator = "coordinator"
+        core = WatchedCore(PeerName("coordinator"), lease=LEASE)
+        core.witness = self.witness
+        self.core = core
+        listener = self.net.transport(self.coordinator).listen("coordinator")
+        daemon = Daemon(core, listener, self.clock(), cpu=lambda: 0.0)
+        self.begin(self.coordinator, daemon.serve)
+
+    def start_server(self, shape: str) -> str:
+        number = self._born["server"]
+        self._born["server"] += 1
+        name = f"server{number}"
+        kinds = {"r": PoolKind.ROLLOUT, "f": PoolKind.FORWARD, "u": PoolKind.UPDATE}
+        capacity = self.rng.choice((2, 64))
+        pools = tuple(
+            Pool(kind, shape.count(letter), capacity if letter == "r" else 1)
+            for letter, kind in kinds.items()
+            if letter in shape
+        )
+        engine = SimEngine(name, self.mood, random.Random(f"engine {self.seed} {name}"), self.witness)
+        machine = f"machine of {name}"
+        bulk = SimBulk(self.disks, machine)
+        connection = self.net.transport(name).connect("coordinator")
+        store = SimStore(self.disks, machine, f"data {machine}")
+        server = TaskServer(
+            PeerName(name),
+            engine,
+            BUNDLE,
+            connection,
+            cast(Any, store),
+            cast(Any, bulk),
+            cast(Any, bulk),
+            self.clock(),
+            number,
+            pools,
+        )
+        self.live[name] = server
+
+        async def serve() -> None:
+            try:
+                async with engine:
+                    await server.serve()
+            except TaskServerError as error:
+                self.note(f"{name} gives up: {error}")
+                self.did["task server gave up"] += 1
+            finally:
+                self.live.pop(name, None)
+            await server.leave("it ends")
+
+        self.begin(name, serve)
+        return name
+
+    def start_host(self) -> str:
+        number = self._born["host"]
+        self._born["host"] += 1
+        name = f"host{number}"
+        play = make_play(number, self.rng, self.net.transport(name), self.clock(), self.disks)
+        self.plays[name] = play
+
+        async def run() -> None:
+            exit = await play.run()
+            self.note(f"{name} ends: {exit.reason}: {exit.detail[-200:]}")
+            self.outcomes[name] = exit
+
+        self.begin(name, run)
+        return name
+
+    # --- the life of a history ---
+
+    async def live_through(self) -> None:
+        rng = self.rng
+        self.start_coordinator()
+        for number in range(self.plan.servers):
+            self.later(
+                rng.uniform(0.0, 1.0),
+                self.start_server,
+                rng.choice(SHAPES) if number == 0 else rng.choice((*SHAPES, "r", "rr")),
+            )
+        for _ in range(self.plan.hosts):
+            self.later(rng.uniform(0.0, 3.0), self.start_host)
+        await anyio.sleep(3.0 if not self.plan.faults else rng.uniform(0.0, 3.0))
+        for fault in self.plan.faults:
+            await self._watched(rng.uniform(0.0, 4.0))
+            self.did[f"fault: {fault}"] += 1
+            self.note(f"fault: {fault}")
+            FAULTS[fault](self)
+        await self._watched(rng.uniform(0.0, 6.0))
+        self.end_faults()
+        began = self.loop.time()
+        while len(self.outcomes) < self.plan.hosts:
+            await self._watched(1.0)
+            if not any(_full(server) for server in self.live.values()):
+                self.start_server("ru")  # an operator would: runs in the queue need one
+            waited = self.loop.time() - began
+            if waited > PATIENCE:
+                missing = sorted(set(self.plays) - set(self.outcomes))
+                raise SimulationError(f"{missing} wait for ever; waiting:\n{self.loop.waiting()}")
+        await self._watched(3 * LEASE)
+        self.check_end()
+
+    async def _watched(self, seconds: float) -> None:
+        """Let time pass; stop at the first thing that went wrong."""
+        until = self.loop.time() + seconds
+        while self.loop.time() < until:
+            await anyio.sleep(min(0.5, until - self.loop.time()))
+            self.check()
+
+    def check(self) -> None:
+        found = self.witness.broken + self.crashes + self.loop.faults
+        if found:
+            raise SimulationError(found[0])
+
+    def end_faults(self) -> None:
+        self.note("the faults are over")
+        self.net.clear()
+        for name in ("generate", "load", "update", "forget"):
+            setattr(self.mood, name, 0.0)
+        self.disks.full.clear()
+        for process in [self.coordinator, *self.live, *self.plays]:
+            if process not in self.net.dead:
+                self.loop.thaw(process)
+
+    def check_end(self) -> None:
+        """Every run has ended: nothing of it is left, and what the coordinator told makes sense as a whole."""
+        self.witness.check_end()
+        core = self.core
+        assert core is not None
+        if core.runs or core.queue or core.turns.tables or +core.turns.in_flight:
+            left = [*core.runs, *core.queue, *core.turns.tables]
+            self.witness.broken.append(f"I5 the coordinator still holds {left} {core.turns.in_flight}")
+        bad = {name: exit for name, exit in self.outcomes.items() if exit.reason != "finished"}
+        if bad and BENIGN.issuperset(self.plan.faults):
+            self.witness.broken.append(f"nothing happened that may end a run, but: {bad}")
+        for name, exit in self.outcomes.items():
+            self.did[f"run ended: {exit.reason}"] += 1
+            if exit.reason == "crashed":
+                self.crashes.append(f"{name} crashed: {exit.detail}")
+        self.check()
+
+    def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
+        """Call it then, as the simulation."""
+        self.loop.call_later(seconds, call, *arguments)
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.loop.time():9.3f}  * {text}")
+        self.net.digest.update(text.encode())
+
+    def story(self, last: int = 60) -> str:
+        """What happened last, frames and faults in the order of time."""
+        lines = []
+        for time, sender, receiver, data, what in list(self.net.story)[-last:]:
+            try:
+                text = repr(decode(data, ANY))
+            except WireError as error:
+                text = f"no message: {error}"
+            lines.append(f"{time:9.3f}    {sender} -> {receiver} {what}: {text[:220]}")
+        notes = [line for line in self.log if not lines or line[:9] >= lines[0][:9]] or self.log[-10:]
+        return "\n".join(sorted([*lines, *notes], key=lambda line: line[:9]))
+
+
+def _full(server: TaskServer) -> bool:
+    return {pool.kind for pool in server.pools} >= {PoolKind.ROLLOUT, PoolKind.UPDATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One history that went well. `did`: what happened in it, by name. `virtual`: its seconds."""
+
+    seed: int
+    digest: str
+    did: Counter[str]
+    virtual: float
+
+
+def play(seed: int, plan: Plan | None = None) -> Ran:
+    """Play one history; Failure if anything in it may not be."""
+    structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
+    loop = SimLoop(seed)
+    world = World(seed, loop, plan or Plan.of(seed))
+    collecting = gc.isenabled()
+    gc.disable()
+    failure = ""
+    try:
+        with simulated_disks(world.disks):
+            try:
+                loop.run_until_complete(loop.begin("", world.live_through(), "the history"))
+            except SimulationError as error:
+                failure = str(error)
+                story = world.story()
+            digest = world.net.digest.hexdigest()
+            virtual = loop.time()
+            _unwind(world)
+    finally:
+        loop.close()
+        if collecting:
+            gc.enable()
+    if failure:
+        raise Failure(
+            f"seed {seed}: {failure}\n\n{world.plan}\n{story}\n\nplay it again: make sim SEEDS={seed}..{seed}"
+        )
+    return Ran(seed, digest, world.did + world.witness.did + world.net.did + world.disks.did + _counts(world), virtual)
+
+
+def _counts(world: World) -> Counter[str]:
+    assert world.core is not None
+    return Counter({f"core: {name}": count for name, count in world.core.counts.items()})
+
+
+def _unwind(world: World) -> None:
+    """End everything that still runs, so that no task outlives its loop."""
+    loop = world.loop
+    for process in ["coordinator", *world.plays, *(life.process for life in loop.tasks.values())]:
+        world.net.dead.add(process)
+    for _ in range(50):
+        for process in sorted(world.net.dead):
+            loop.thaw(process)
+        left = [task for task in sorted(loop.tasks, key=lambda task: loop.tasks[task].birth) if not task.done()]
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(loop.begin("", _moment(), "unwinding"))
+
+
+async def _moment() -> None:
+    await anyio.sleep(10.0)
+
+
+def _dropped(logger: Any, name: str, event: Any) -> Any:
+    raise structlog.DropEvent
