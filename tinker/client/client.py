@@ -2,16 +2,30 @@
 
 Each awaited thing has a key of its own (a turn, an operation, a barrier), so answers may come in any order. Whatever ends the connection or
 the run answers every waiter with an error: nobody waits for ever (I5). One task, `serve`, reads; everything else only sends and waits.
+
+Whatever is awaited is asked again until it is answered (`tinker.client.asked`), and at once after we joined anew: the coordinator restarted
+(its epoch is higher then) or gave us up. A coordinator of a lower epoch is an old one that woke up; what it says is not heard. While the
+coordinator is silent only heartbeats are sent, so that it is not flooded when it is back; after `patience` seconds it is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import anyio
 
+from tinker.client.asked import FIRST, LONGEST, Asked, Question
+from tinker.client.waiters import (
+    ClientError,
+    CoordinatorLost,
+    OperationError,
+    RunOver,
+    TurnError,
+    Waiters,
+)
 from tinker.protocol import ToAny, ToHost
 from tinker.protocol.operations import Result
 from tinker.protocol.to_any import Draining, Refused, Welcome
@@ -42,82 +56,22 @@ from tinker.protocol.to_host import (
     TurnRefused,
 )
 from tinker.protocol.values import AgentName, Edge, Phase, RunId
-from tinker.runtime.clock import Clock
+from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import WireError, decode, encode
-from tinker.runtime.transport import Closed, Connection
+from tinker.runtime.transport import Closed, Connection, PeerSlow
 
 Received = ToHost | ToAny
-T = TypeVar("T")
 GRACE = 5.0  # seconds for the last messages when leaving
-
-
-class ClientError(Exception):
-    """The coordinator could not be asked, or refused."""
-
-
-class CoordinatorLost(ClientError):
-    """The coordinator has not been heard for two leases, or the connection was closed."""
-
-
-class RunOver(ClientError):
-    """The coordinator ended the run; the message says why."""
-
-
-class TurnError(ClientError):
-    """The gate refused the turn."""
-
-
-class OperationError(ClientError):
-    """A worker could not do the operation, or the gate refused it."""
-
-
-class _Waiters:
-    """Futures by key. What comes for a key nobody waits for is kept if somebody may still ask for it, else counted as late."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[object, tuple[anyio.Event, list[Any]]] = {}
-        self.early: dict[object, Any] = {}
-        self.broken: ClientError | None = None
-
-    async def get(self, key: object) -> Any:
-        if key in self.early:
-            return _or_raise(self.early.pop(key))
-        if self.broken is not None:
-            raise self.broken
-        event, box = self.waiting.setdefault(key, (anyio.Event(), []))
-        try:
-            await event.wait()
-        finally:
-            self.waiting.pop(key, None)
-        return _or_raise(box[0])
-
-    def put(self, key: object, value: Any, *, keep: bool = False) -> None:
-        if key in self.waiting:
-            event, box = self.waiting[key]
-            if not box:
-                box.append(value)
-            event.set()
-        elif keep:
-            self.early[key] = value
-
-    def break_all(self, error: ClientError) -> None:
-        self.broken = self.broken or error
-        for event, box in self.waiting.values():
-            if not box:
-                box.append(self.broken)
-            event.set()
-
-
-def _or_raise(value: Any) -> Any:
-    if isinstance(value, Exception):
-        raise value
-    return value
+PATIENCE = 60.0  # seconds a coordinator may be silent before it is lost
+BEAT = 1.0  # seconds between looks at what must be asked again
+REMEMBERED = 4096  # answers that came, so that one that comes again is known
+NO_ANSWER = ("EpisodeEnded", "EndRun", "Heartbeat")  # refused, they were late: nobody waits for an answer to them
 
 
 class Client:
     """Use: enter it, run `serve` in a task group inside, await `joined`, then the rest. Calls may run concurrently.
 
-    `on_event` is told what concerns nobody in particular: Queued, Missing, CoordinatorLoad, Draining.
+    `on_event` is told what concerns nobody in particular: Queued (when it changes), Missing, CoordinatorLoad, Draining.
     """
 
     def __init__(
@@ -126,14 +80,26 @@ class Client:
         hello: Hello,
         clock: Clock,
         on_event: Callable[[Queued | Missing | CoordinatorLoad | Draining], None] = lambda event: None,
+        patience: float = PATIENCE,
     ) -> None:
         self.lease = 15.0
+        self.epoch = 0
+        self._patience = patience
         self._connection = connection
         self._hello = hello
         self._clock = clock
         self._on_event = on_event
-        self._waiters = _Waiters()
+        self._waiters = Waiters()
         self._heard = clock.now()
+        self._probe = Question(Heartbeat(), 0.0)
+        self._member = False
+        self._fenced = False
+        self._asked = Asked()
+        self._came: dict[Hashable, None] = {}
+        self._groups = 0, 0  # groups of a rollout and of an evaluation
+        self._starts: dict[tuple[int, AgentName], Arrive] = {}
+        self._ended: dict[tuple[int, Phase], list[EpisodeEnded]] = {}
+        self._queued = ""
         send, self.plays = anyio.create_memory_object_stream[Play](4096)
         self._play = send
 
@@ -149,11 +115,12 @@ class Client:
 
     async def serve(self) -> None:
         """Read until the connection ends or is given up. Every waiter has been answered when this returns."""
-        self._send(self._hello)
+        self._hello_now()
         reason = "the connection to the coordinator was closed"
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_lease, name="keep lease")
+                tasks.start_soon(self._ask_again, name="ask again")
                 with suppress(Closed):
                     reason = await self._read()
                 tasks.cancel_scope.cancel()
@@ -163,7 +130,6 @@ class Client:
     async def _read(self) -> str:
         while self._waiters.broken is None:
             for data in await self._connection.receive_many():
-                self._heard = self._clock.now()
                 try:
                     self._take(decode(data, Received))
                 except WireError as error:
@@ -176,37 +142,52 @@ class Client:
 
     async def submit(self, spec: RunSpec) -> Admitted:
         """Hand in a run and wait until it may begin (a queue has no deadline: `on_event` says what it waits for)."""
-        self._send(Submit(spec))
-        return cast(Admitted, await self._waiters.get(Admitted))
+        self._groups = spec.groups, spec.evaluations
+        self._ask(Admitted, Submit(spec))
+        return cast(Admitted, await self._answer(Admitted))
 
     async def arrive(self, message: Arrive) -> None:
         """Say that an agent has arrived at a barrier; `opened` waits for the barrier."""
-        self._send(message)
+        if (message.phase, message.edge) == (Phase.UPDATE, Edge.START):
+            self._starts[message.round, message.agent] = message
+        self._ask((message.round, message.phase, message.edge, message.agent), message)
 
     async def opened(self, round: int, phase: Phase, edge: Edge) -> Opened:
         """Wait until a barrier opens. No deadline: who is missing is said every 10 s, and the run's end answers."""
+        if edge == Edge.END and (round, phase, edge) not in self._came:
+            for message in self._ended.get((round, phase), ()):  # one of them may have been lost
+                self._asked.add(message.episode, message, self._clock.now())
         return cast(Opened, await self._waiters.get((round, phase, edge)))
 
     async def may_update(self, round: int, agent: AgentName) -> None:
         """Wait until the update gate admits this agent."""
-        await self._waiters.get((round, agent))
+        start = self._starts.get((round, agent))
+        if start is not None and (round, agent) not in self._came:
+            self._asked.add((round, agent), start, self._clock.now())  # its repetition is answered with what followed
+        await self._answer((round, agent))
 
     async def turn(self, message: OpenTurn) -> TurnClosed:
         """Open a turn and wait until it closes (the coordinator keeps its deadline). TurnError if the gate refuses."""
-        self._send(message)
-        return cast(TurnClosed, await self._waiters.get(message.turn))
+        self._ask(message.turn, message)
+        return cast(TurnClosed, await self._answer(message.turn))
 
     async def operate(self, message: Operate) -> Result:
         """Run an operation on a worker. OperationError with the worker's reason if it fails."""
-        self._send(message)
-        return cast(Result, await self._waiters.get(message.op))
+        self._ask(message.op, message)
+        return cast(Result, await self._answer(message.op))
 
     def account(self, message: EpisodeEnded) -> None:
-        """One episode is over."""
-        self._send(message)
+        """One episode is over. It is said again while somebody waits for the end of its phase."""
+        phase = message.episode.round, message.episode.phase
+        self._ended.setdefault(phase, []).append(message)
+        if self._member:
+            self._send(message)
 
     def end(self, run: RunId, reason: str) -> None:
         """The run is over; everything that belongs to it may be freed."""
+        self._asked.clear()
+        self._ended.clear()
+        self._starts.clear()
         self._send(EndRun(run, reason))
 
     async def leave(self, reason: str) -> None:
@@ -218,9 +199,69 @@ class Client:
         """Answer every waiter with CoordinatorLost and this reason (the caller knows that the coordinator's process has ended)."""
         self._break(CoordinatorLost(reason))
 
+    def _ask(self, key: Hashable, message: Any) -> None:
+        """Say it, and again until `_answer` has its answer. While we are no member it waits until we are."""
+        self._asked.add(key, message, self._clock.now())
+        if self._member:
+            self._send(message)
+
+    async def _answer(self, key: Hashable) -> Any:
+        try:
+            return await self._waiters.get(key)
+        finally:
+            self._asked.drop(key)
+
     def _send(self, message: Any) -> None:
+        """A frame that finds no room is lost like one that is lost on the way."""
         if self._waiters.broken is None or isinstance(message, Bye | EndRun):
-            self._connection.send(encode(message))
+            with suppress(PeerSlow):
+                self._connection.send(encode(message))
+
+    async def _ask_again(self) -> None:
+        while True:
+            await self._clock.sleep_until(self._clock.now() + BEAT)
+            now = self._clock.now()
+            if not self._member:
+                if self._probe.due <= now:
+                    self._probe.pause = min(2 * self._probe.pause, LONGEST)
+                    self._probe.due = now + self._probe.pause
+                    self._send(self._hello)
+            elif now - self._heard < FIRST:
+                self._probe = Question(Heartbeat(), now + FIRST)
+                for message in self._asked.overdue(now):
+                    self._send(message)
+            elif self._asked and self._probe.due <= now:
+                self._probe.pause = min(2 * self._probe.pause, LONGEST)
+                self._probe.due = now + self._probe.pause
+                self._send(Heartbeat())
+
+    # --- membership ---
+
+    def _hello_now(self) -> None:
+        self._member = False
+        self._probe = Question(self._hello, self._clock.now() + FIRST)
+        self._send(self._hello)
+
+    def _stranger(self) -> None:
+        """We are no member (any more): join anew, under a new incarnation."""
+        if self._member:
+            self._hello = replace(self._hello, incarnation=self._hello.incarnation + 1)
+            self._hello_now()
+
+    def _welcome(self, message: Welcome) -> None:
+        self._fenced = message.epoch < self.epoch
+        if self._fenced:
+            return
+        self.lease, self.epoch = message.lease, message.epoch
+        self._waiters.put(Welcome, message, keep=True)
+        if self._member:
+            return
+        self._member = True
+        for ended in self._ended.values():
+            for each in ended:
+                self._send(each)
+        for question in self._asked.everything(self._clock.now()):
+            self._send(question)
 
     def _lost(self, reason: str) -> None:
         self._break(CoordinatorLost(f"{reason}; look at its log, start it again, and run again"))
@@ -231,12 +272,23 @@ class Client:
 
     async def _keep_lease(self) -> None:
         while True:
-            await self._clock.sleep_until(self._clock.now() + self.lease / 3)
-            self._send(Heartbeat())
-            if self._clock.now() - self._heard > 2 * self.lease:
-                self._lost(f"the coordinator was not heard for {2 * self.lease:.0f} s")
+            due = self._clock.now() + min(self.lease / 3, self._patience)
+            await self._clock.sleep_until(due)
+            if self._member:
+                self._send(Heartbeat())
+            if self._clock.now() - due > LATE:
+                self._heard = self._clock.now()
+            if self._clock.now() - self._heard > self._patience:
+                self._lost(f"the coordinator was not heard for {self._patience:.0f} s")
+
+    # --- what comes ---
 
     def _take(self, message: Received) -> None:
+        if isinstance(message, Welcome):
+            self._welcome(message)
+        if self._fenced:  # from a coordinator that was replaced
+            return
+        self._heard = self._clock.now()
         put = self._waiters.put
         match message:
             case TurnClosed():
@@ -244,26 +296,69 @@ class Client:
             case TurnRefused():
                 put(message.turn, TurnError(message.reason))
             case Opened():
-                put((message.round, message.phase, message.edge), message, keep=True)
+                self._barrier(message)
             case Play():
-                self._play.send_nowait(message)
-            case MayUpdate():
+                self._played(message)
+            case MayUpdate() if self._first((message.round, message.agent)):
+                self._asked.drop((message.round, message.agent))
                 put((message.round, message.agent), message, keep=True)
             case OperationDone():
                 put(message.op, message.result)
             case OperationFailed():
                 put(message.op, OperationError(message.reason))
-            case Welcome():
-                self.lease = message.lease
-                put(Welcome, message, keep=True)
             case Admitted():
                 put(Admitted, message)
             case RunStopped():
                 self._break(RunOver(message.reason))
             case Refused():
                 self._refused(message)
+            case Queued() if message.reason == self._queued:
+                return
             case Queued() | Missing() | CoordinatorLoad() | Draining():
+                self._queued = message.reason if isinstance(message, Queued) else self._queued
                 self._on_event(message)
 
+    def _first(self, key: Hashable) -> bool:
+        """Whether this comes for the first time."""
+        if key in self._came:
+            return False
+        self._came[key] = None
+        if len(self._came) > REMEMBERED:
+            del self._came[next(iter(self._came))]
+        return True
+
+    def _barrier(self, message: Opened) -> None:
+        at = message.round, message.phase, message.edge
+        if not self._first(at):
+            return
+        arrivals = self._asked.drop_all(lambda key: isinstance(key, tuple) and key[:3] == at)
+        if message.edge == Edge.END:
+            for ended in self._ended.pop(at[:2], ()):
+                self._asked.drop(ended.episode)
+            self._starts = {key: each for key, each in self._starts.items() if key[0] > message.round}
+            self._asked.drop(at[:2])
+        elif arrivals and self._plays_missing(*at[:2]):
+            self._asked.add(at[:2], arrivals[0], self._clock.now())  # its repetition is answered with what followed
+        self._waiters.put(at, message, keep=True)
+
+    def _played(self, message: Play) -> None:
+        phase = message.round, message.phase
+        if self._first((*phase, message.group)):
+            self._play.send_nowait(message)
+            if not self._plays_missing(*phase):
+                self._asked.drop(phase)
+
+    def _plays_missing(self, round: int, phase: Phase) -> bool:
+        """Whether groups of episodes of this phase have not been handed out to us."""
+        groups = 0 if phase == Phase.UPDATE else self._groups[phase == Phase.EVALUATE]
+        return any((round, phase, group) not in self._came for group in range(groups))
+
     def _refused(self, message: Refused) -> None:
-        self._break(ClientError(f"the coordinator refused {message.what}: {message.reason}"))
+        if message.stranger:
+            self._stranger()
+        elif message.what in NO_ANSWER:
+            return
+        elif self._hello.incarnation and message.what != "Hello":
+            self._lost(f"the coordinator restarted and refused {message.what} ({message.reason})")
+        else:
+            self._break(ClientError(f"the coordinator refused {message.what}: {message.reason}"))

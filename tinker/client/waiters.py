@@ -1,0 +1,70 @@
+"""Who waits for which answer, and what they are told when there will be none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+
+
+class ClientError(Exception):
+    """The coordinator could not be asked, or refused."""
+
+
+class CoordinatorLost(ClientError):
+    """The coordinator has not been heard for longer than our patience, or the connection was closed."""
+
+
+class RunOver(ClientError):
+    """The coordinator ended the run; the message says why."""
+
+
+class TurnError(ClientError):
+    """The gate refused the turn."""
+
+
+class OperationError(ClientError):
+    """A worker could not do the operation, or the gate refused it."""
+
+
+class Waiters:
+    """Futures by key. What comes for a key nobody waits for is kept if somebody may still ask for it, else counted as late."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[object, tuple[anyio.Event, list[Any]]] = {}
+        self.early: dict[object, Any] = {}
+        self.broken: ClientError | None = None
+
+    async def get(self, key: object) -> Any:
+        if key in self.early:
+            return _or_raise(self.early.pop(key))
+        if self.broken is not None:
+            raise self.broken
+        event, box = self.waiting.setdefault(key, (anyio.Event(), []))
+        try:
+            await event.wait()
+        finally:
+            self.waiting.pop(key, None)
+        return _or_raise(box[0])
+
+    def put(self, key: object, value: Any, *, keep: bool = False) -> None:
+        if key in self.waiting:
+            event, box = self.waiting[key]
+            if not box:
+                box.append(value)
+            event.set()
+        elif keep:
+            self.early[key] = value
+
+    def break_all(self, error: ClientError) -> None:
+        self.broken = self.broken or error
+        for event, box in self.waiting.values():
+            if not box:
+                box.append(self.broken)
+            event.set()
+
+
+def _or_raise(value: Any) -> Any:
+    if isinstance(value, Exception):
+        raise value
+    return value
