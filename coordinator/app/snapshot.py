@@ -174,8 +174,9 @@ def _why_agent(core: Coordinator, run: Run, agent: AgentName, now: float) -> str
     if held is not None:
         policy = next(each.policy for each in run.spec.agents if each.name == agent)
         version = PolicyVersion(policy, held.version)
-        loading = run.versions.not_serving(version)
-        return f"{version} is loading at {_names(loading)}" if loading else f"{version} is not published yet"
+        if version not in run.versions.adapters:
+            return f"{version} is not published yet"
+        return f"{version} is loading at {_names(run.versions.not_serving(version))}"
     busy = [(asked.operation, worker) for asked, worker in run.pending.values() if asked.agent == agent]
     if busy:
         operation, worker = busy[0]

@@ -31,10 +31,9 @@ def start(here: Machine, *options: str) -> tuple[Program, Program, Program]:
     return coordinator, server, host
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_coordinator_drains_its_hosts_and_ends(here: Machine, number: int) -> None:
+def test_a_coordinator_drains_its_hosts_and_ends(here: Machine) -> None:
     coordinator, _, host = start(here)
-    coordinator.signal(number)
+    coordinator.signal(signal.SIGTERM)
     assert host.wait() == 0, host.story()
     assert coordinator.wait() == 0, coordinator.story()
     assert here.exit() == {"reason": "interrupted", "code": 0, "detail": "the coordinator is stopping"}
@@ -91,7 +90,7 @@ def test_a_task_server_says_good_bye_and_ends(here: Machine) -> None:
     assert host.wait() == 3, host.story()
     assert "it left: it was told to stop" in here.exit()["detail"]
     assert 'event=left member=server reason="it was told to stop"' in coordinator.err.read_text()
-    assert "event=draining member=server" in server.err.read_text()
+    assert "event=draining grace=10.0" in server.err.read_text()
 
 
 def test_both_daemons_can_log_in_json(here: Machine) -> None:
@@ -139,7 +138,7 @@ def test_status_shows_a_running_coordinator_and_says_when_there_is_none(here: Ma
     assert "Traceback" not in nobody.err.read_text() + following.err.read_text()
 
 
-@pytest.mark.parametrize("http", ["0.0.0.0:0", "example.com:80", "nonsense"])
+@pytest.mark.parametrize("http", ["0.0.0.0:0", "nonsense"])
 def test_http_is_for_this_machine_only(here: Machine, http: str) -> None:
     program = here.start("coordinator", "--bind", "tcp://127.0.0.1:0", "--http", http)
     assert program.wait() == 2, program.story()
