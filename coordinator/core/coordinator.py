@@ -128,7 +128,7 @@ class Coordinator:
                 if run is None or run.host != peer:
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, _no_run(peer, message.turn.run)))]
-                if self.draining:
+                if self.draining and not self.turns.knows(message.turn):
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, self.draining))]
                 return self.turns.open(run, message, now)

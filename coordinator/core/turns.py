@@ -54,6 +54,14 @@ class Turns:
         self.counts["turns"] += 1
         return self._place(run, key, now)
 
+    def knows(self, turn: TurnId) -> bool:
+        """Whether this turn is open, or the last one that closed at its table."""
+        table = self.tables.get((turn.run, turn.episode))
+        if table is None:
+            return False
+        open_now = table.turn is not None and table.turn.number == turn.number
+        return open_now or (table.closed is not None and table.closed.turn == turn)
+
     def acted(self, run: Run, answer: Generated, now: float) -> Sends:
         """A worker's answer. One that nobody waits for changes nothing; a wrong one counts as a failure of its worker."""
         key = (run.spec.run, answer.turn.episode)

@@ -69,6 +69,17 @@ def test_no_turn_opens_any_more_but_an_open_one_closes() -> None:
     assert core.violations() == []
 
 
+def test_a_turn_that_is_asked_for_again_is_still_answered() -> None:
+    core = playing()
+    opened = turn(1, request("x", version("a", 0)))
+    [(_, asked)] = messages(core.step(HOST, opened, 1.0), Generate)
+    assert isinstance(asked, Generate)
+    core.drain(WHY)
+    assert core.step(HOST, opened, 2.0) == []
+    [closed] = messages(core.step(SERVER, answer(asked), 3.0), TurnClosed)
+    assert core.step(HOST, opened, 4.0) == [closed]
+
+
 def test_a_phase_that_has_begun_can_end() -> None:
     core = playing()
     core.drain(WHY)
