@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 from system_processes import SCRIPTED, machine
 from typer.testing import CliRunner
 
@@ -44,9 +45,10 @@ def run_refused(*arguments: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    structlog.reset_defaults()  # a command that was run in here has set up logging to a stderr that is closed by now
 
 
 @pytest.mark.parametrize(
