@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core_values import (
     END,
     ROLLOUT,
@@ -75,7 +77,7 @@ def test_a_turn_that_is_asked_for_again_is_still_answered() -> None:
     [(_, asked)] = messages(core.step(HOST, opened, 1.0), Generate)
     assert isinstance(asked, Generate)
     core.drain(WHY)
-    assert core.step(HOST, opened, 2.0) == []
+    assert core.step(HOST, opened, 2.0) == [(SERVER, replace(asked, deadline=19.0))]
     [closed] = messages(core.step(SERVER, answer(asked), 3.0), TurnClosed)
     assert core.step(HOST, opened, 4.0) == [closed]
 
