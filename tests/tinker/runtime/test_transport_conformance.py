@@ -24,20 +24,35 @@ from tinker.runtime.transport import (
     PeerGone,
     PeerKey,
     PeerSlow,
+    PublicKey,
+    Security,
     Transport,
     ZmqTransport,
+    new_keys,
 )
 
 Make = Callable[[], Transport]
+KEYS = new_keys()
 
 
-@pytest.fixture(params=["memory", "zmq"])
+class Everybody:
+    """A guard that lets everybody in who has a key."""
+
+    def admit(self, key: PublicKey) -> str | None:
+        return f"holder of {key}"
+
+
+@pytest.fixture(params=["memory", "memory with keys", "zmq", "zmq with keys"])
 def transport(request: pytest.FixtureRequest) -> Transport:
-    return MemoryNetwork() if request.param == "memory" else ZmqTransport()
+    kind, _, protected = request.param.partition(" ")
+    security = Security(KEYS, Everybody()) if protected else None
+    if kind == "zmq":
+        return ZmqTransport(security)
+    return MemoryNetwork().secured(security) if security else MemoryNetwork()
 
 
 def address(transport: Transport) -> str:
-    return "hub" if isinstance(transport, MemoryNetwork) else "tcp://127.0.0.1:0"
+    return "tcp://127.0.0.1:0" if isinstance(transport, ZmqTransport) else "hub"
 
 
 @asynccontextmanager

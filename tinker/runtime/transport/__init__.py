@@ -1,5 +1,6 @@
 """Frames of bytes between processes (ZeroMQ) or inside one (memory), behind one small interface."""
 
+from tinker.runtime.transport.curve import keys_of, new_keys
 from tinker.runtime.transport.interface import (
     BURST,
     AddressInUse,
@@ -17,6 +18,17 @@ from tinker.runtime.transport.interface import (
     TransportError,
 )
 from tinker.runtime.transport.memory import MemoryNetwork
+from tinker.runtime.transport.security import (
+    Guard,
+    GuardFailed,
+    KeyPair,
+    PublicKey,
+    Security,
+    Unauthorized,
+    fingerprint,
+    pinned,
+    unpinned,
+)
 from tinker.runtime.transport.zmq import ZmqTransport
 
 __all__ = [
@@ -27,13 +39,24 @@ __all__ = [
     "Connection",
     "Disconnected",
     "FrameTooLarge",
+    "Guard",
+    "GuardFailed",
+    "KeyPair",
     "Limits",
     "Listener",
     "MemoryNetwork",
     "PeerGone",
     "PeerKey",
     "PeerSlow",
+    "PublicKey",
+    "Security",
     "Transport",
     "TransportError",
+    "Unauthorized",
     "ZmqTransport",
+    "fingerprint",
+    "keys_of",
+    "new_keys",
+    "pinned",
+    "unpinned",
 ]

@@ -23,7 +23,7 @@ class Inbox(Generic[T]):
         self._what = what
         self._refill = refill
         self._waiter: asyncio.Future[None] | None = None
-        self._closed = False
+        self._end: Exception | None = None
         self._waited = False  # since arrivals were last there at once
 
     @property
@@ -36,8 +36,9 @@ class Inbox(Generic[T]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def close(self) -> None:
-        self._closed = True
+    def close(self, why: Exception | None = None) -> None:
+        """Whoever receives hears `why`, after what has arrived. The first reason stays."""
+        self._end = self._end or why or Closed(f"{self._what} is closed")
         self.wake()
 
     async def one(self) -> T:
@@ -60,8 +61,8 @@ class Inbox(Generic[T]):
             await asyncio.sleep(0)  # others get their turn although there is always something to take
         self._waited = False
         while not self.arrived:
-            if self._closed:
-                raise Closed(f"{self._what} is closed")
+            if self._end is not None:
+                raise self._end
             self._refill()
             if self.arrived:
                 return

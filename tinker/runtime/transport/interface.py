@@ -9,6 +9,7 @@ Cancelling a `receive` loses nothing. One task receives at a time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -88,6 +89,16 @@ class Listener(Protocol):
         """Hand over or queue. PeerGone, PeerSlow or FrameTooLarge: nothing was sent. Frames still queued for a peer that disconnects
         are lost and counted in `undeliverable`."""
 
+    def identity(self, peer: PeerKey) -> str | None:
+        """Who the guard says this peer is. It holds for every frame that has arrived from the peer. None: no guard, or no such peer."""
+
+    def recheck(self) -> None:
+        """Ask the guard again about everybody: whom it no longer lets in is cut off, and nothing it sent later arrives."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many connections were refused, failed at the handshake, or ended before we read a frame of theirs, by reason."""
+
     @property
     def undeliverable(self) -> int:
         """Frames that `send` took and that are known to be lost."""
@@ -100,7 +111,7 @@ class Connection(Protocol):
     """The end that connects; it keeps trying, and reconnects by itself, until it is closed."""
 
     async def receive(self) -> bytes:
-        """The next frame. Closed when this end is closed."""
+        """The next frame. Closed when this end is closed; Unauthorized when the listener does not let us in."""
 
     async def receive_many(self) -> list[bytes]:
         """At least one and at most BURST frames: waits for the first, takes what else is there."""

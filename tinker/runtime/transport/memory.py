@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from itertools import count
 
 from tinker.runtime.transport.inbox import Inbox
@@ -19,6 +19,16 @@ from tinker.runtime.transport.interface import (
     PeerKey,
     PeerSlow,
 )
+from tinker.runtime.transport.security import (
+    PublicKey,
+    Security,
+    Unauthorized,
+    not_admitted,
+    not_reached,
+    pin_for,
+    pinned,
+    unpinned,
+)
 
 
 class MemoryNetwork:
@@ -29,20 +39,33 @@ class MemoryNetwork:
         self._connections: dict[str, dict[PeerKey, MemoryConnection]] = {}
         self._numbers = count()
 
-    def listen(self, address: str, limits: Limits = DEFAULT_LIMITS) -> MemoryListener:
-        if address in self._listeners:
+    def secured(self, security: Security) -> SecuredMemory:
+        """The same network for a process that holds keys: as on a real one, but nothing is encrypted."""
+        return SecuredMemory(self, security)
+
+    def listen(self, address: str, limits: Limits = DEFAULT_LIMITS, security: Security | None = None) -> MemoryListener:
+        bare, _ = unpinned(address)
+        if bare in self._listeners:
             raise AddressInUse(
                 f"{address} is already in use in this process: close the other listener or take another name"
             )
-        listener = MemoryListener(self, address, limits)
-        self._listeners[address] = listener
-        for connection in self._connections.get(address, {}).values():
-            listener.announce(connection, len(connection.waiting))
+        listener = MemoryListener(self, bare, limits, security)
+        self._listeners[bare] = listener
+        for connection in list(self._connections.get(bare, {}).values()):
+            if listener.lets_in(connection):
+                listener.announce(connection, len(connection.waiting))
         return listener
 
-    def connect(self, address: str, limits: Limits = DEFAULT_LIMITS) -> MemoryConnection:
-        connection = MemoryConnection(self, address, PeerKey(b"memory-%d" % next(self._numbers)), limits)
-        self._connections.setdefault(address, {})[connection.key] = connection
+    def connect(
+        self, address: str, limits: Limits = DEFAULT_LIMITS, security: Security | None = None
+    ) -> MemoryConnection:
+        bare, server = pin_for(address, security)
+        key = PeerKey(b"memory-%d" % next(self._numbers))
+        connection = MemoryConnection(self, bare, key, limits, security, server)
+        self._connections.setdefault(bare, {})[connection.key] = connection
+        listener = self.listener(bare)
+        if listener is not None:
+            listener.lets_in(connection)
         return connection
 
     def listener(self, address: str) -> MemoryListener | None:
@@ -52,8 +75,11 @@ class MemoryNetwork:
         return self._connections.get(address, {}).get(key)
 
     def forget_listener(self, listener: MemoryListener) -> None:
-        if self._listeners.get(listener.address) is listener:
-            del self._listeners[listener.address]
+        if self._listeners.get(listener.name) is listener:
+            del self._listeners[listener.name]
+
+    def connections(self, address: str) -> list[MemoryConnection]:
+        return list(self._connections.get(address, {}).values())
 
     def forget_connection(self, connection: MemoryConnection) -> None:
         peers = self._connections.get(connection.address, {})
@@ -62,17 +88,68 @@ class MemoryNetwork:
             self._connections.pop(connection.address, None)
 
 
-class MemoryListener:
-    """See `Listener`. Arrivals of all peers come in the order in which they were sent."""
+class SecuredMemory:
+    """One process's view of a memory network: its listeners have its guard, its connections its keys."""
 
-    def __init__(self, network: MemoryNetwork, address: str, limits: Limits) -> None:
-        self.address = address
+    def __init__(self, network: MemoryNetwork, security: Security) -> None:
+        self._network = network
+        self._security = security
+
+    def listen(self, address: str, limits: Limits = DEFAULT_LIMITS) -> MemoryListener:
+        return self._network.listen(address, limits, self._security)
+
+    def connect(self, address: str, limits: Limits = DEFAULT_LIMITS) -> MemoryConnection:
+        return self._network.connect(address, limits, self._security)
+
+
+class MemoryListener:
+    """See `Listener`. Arrivals of all peers come in the order in which they were sent. `name`: its address without a key."""
+
+    def __init__(self, network: MemoryNetwork, name: str, limits: Limits, security: Security | None = None) -> None:
+        self.name = name
+        self.refused: Counter[str] = Counter()
+        self._guard = security.guard if security is not None else None
+        self._keys = security.keys if security is not None and self._guard is not None else None
+        self._identities: dict[PeerKey, str] = {}
+        self.address = pinned(name, self._keys.public) if self._keys is not None else name
         self.undeliverable = 0
         self._network = network
         self._limits = limits
         self._closed = False
         self._ready: deque[MemoryConnection] = deque()  # one entry per waiting frame
-        self._inbox: Inbox[Arrival] = Inbox(f"the listener at {address}", self._refill)
+        self._inbox: Inbox[Arrival] = Inbox(f"the listener at {name}", self._refill)
+
+    def identity(self, peer: PeerKey) -> str | None:
+        return self._identities.get(peer)
+
+    def recheck(self) -> None:
+        for connection in self._network.connections(self.name) if self._guard is not None else ():
+            if connection.key in self._identities and not self.lets_in(connection):
+                self._ready.append(connection)  # its end
+                self._inbox.wake()
+
+    def lets_in(self, connection: MemoryConnection) -> bool:
+        """The handshake: both ends must be content. Whom it fails for is told."""
+        self._identities.pop(connection.key, None)
+        public = connection.security.keys.public if connection.security is not None else None
+        if connection.server != (self._keys.public if self._keys is not None else None):
+            self.refused["no handshake of ours"] += 1
+            connection.refuse(
+                Unauthorized(f"{self.name} does not speak as we do: it is protected by keys, or no OpenTinker")
+                if connection.server is None
+                else not_reached(self.name, connection.server)
+            )
+            return False
+        if self._guard is None:
+            return True
+        identity = self._guard.admit(public) if public is not None else None
+        if identity is None:
+            self.refused["unknown key"] += 1
+            assert connection.security is not None  # it has named a key, so it has one
+            connection.refuse(not_admitted(self.name, connection.security.keys))
+            return False
+        self._identities[connection.key] = identity
+        return True
 
     def announce(self, connection: MemoryConnection, frames: int = 1) -> None:
         """That many more frames (or its end) wait at this connection."""
@@ -89,7 +166,7 @@ class MemoryListener:
         if self._closed:
             raise Closed(f"the listener at {self.address} is closed")
         self._limits.check(data)
-        connection = self._network.connection(self.address, peer)
+        connection = self._network.connection(self.name, peer)
         if connection is None:
             raise PeerGone(f"no peer {peer!r} is connected to {self.address}")
         connection.deliver(data)
@@ -121,13 +198,24 @@ class MemoryListener:
 class MemoryConnection:
     """See `Connection`."""
 
-    def __init__(self, network: MemoryNetwork, address: str, key: PeerKey, limits: Limits) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: str,
+        key: PeerKey,
+        limits: Limits,
+        security: Security | None = None,
+        server: PublicKey | None = None,
+    ) -> None:
         self.address = address
         self.key = key
+        self.security = security
+        self.server = server
         self.waiting: deque[bytes] = deque()
         self._network = network
         self._limits = limits
         self._closed = False
+        self._refused = False
         self._pending: deque[bytes] = deque()
         self._emptied: asyncio.Event | None = None
         self._inbox: Inbox[bytes] = Inbox(f"the connection to {address}", self._refill)
@@ -147,6 +235,8 @@ class MemoryConnection:
                 f"{len(self.waiting)} frames wait for {self.address}: it does not read, or nobody listens there"
             )
         self.waiting.append(data)
+        if self._refused:
+            return
         listener = self._network.listener(self.address)
         if listener is not None:
             listener.announce(self)
@@ -157,6 +247,13 @@ class MemoryConnection:
             raise PeerSlow(f"{len(self._pending)} frames wait for peer {self.key!r}: it does not read")
         self._pending.append(data)
         self._inbox.wake()
+
+    def refuse(self, why: Unauthorized) -> None:
+        """From the listener, which hears nothing from here any more."""
+        self.waiting.clear()
+        self._network.forget_connection(self)
+        self._refused = True
+        self._inbox.close(why)
 
     def left(self) -> None:
         """The listener took a frame."""
@@ -171,7 +268,7 @@ class MemoryConnection:
         self._inbox.close()
         await self._drained(grace)
         self._network.forget_connection(self)
-        listener = self._network.listener(self.address)
+        listener = None if self._refused else self._network.listener(self.address)
         if listener is None:
             return len(self.waiting)
         listener.announce(self)  # its end, after its frames

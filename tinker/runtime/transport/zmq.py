@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
 
 import zmq
 
+from tinker.runtime.transport.curve import protect_connection, protect_listener
 from tinker.runtime.transport.inbox import Inbox
 from tinker.runtime.transport.interface import (
     BURST,
@@ -22,24 +26,49 @@ from tinker.runtime.transport.interface import (
     PeerSlow,
     TransportError,
 )
+from tinker.runtime.transport.security import (
+    Guard,
+    GuardFailed,
+    PublicKey,
+    Security,
+    Unauthorized,
+    not_admitted,
+    not_reached,
+    pin_for,
+    pinned,
+    unpinned,
+)
 from tinker.runtime.transport.zmq_socket import OwnedSocket
+
+FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+PATIENCE = 5  # handshakes with a protected listener that are broken off one after the other before we say so
 
 
 class ZmqTransport:
-    """Listens and connects at `tcp://HOST:PORT` (port 0: any free one) and `ipc://PATH`."""
+    """Listens and connects at `tcp://HOST:PORT` (port 0: any free one) and `ipc://PATH`. With `security` listeners that have a guard and
+    connections to addresses that name a key are protected by CURVE."""
+
+    def __init__(self, security: Security | None = None) -> None:
+        self._security = security
 
     def listen(self, address: str, limits: Limits = DEFAULT_LIMITS) -> ZmqListener:
-        return ZmqListener(address, limits)
+        return ZmqListener(address, limits, self._security)
 
     def connect(self, address: str, limits: Limits = DEFAULT_LIMITS) -> ZmqConnection:
-        return ZmqConnection(address, limits)
+        return ZmqConnection(address, limits, self._security)
 
 
 class ZmqListener:
     """See `Listener`."""
 
-    def __init__(self, address: str, limits: Limits) -> None:
-        _refuse_taken_path(address)
+    def __init__(self, address: str, limits: Limits, security: Security | None = None) -> None:
+        bare, _ = unpinned(address)
+        _refuse_taken_path(bare)
+        self._guard: Guard | None = None
+        self._known: dict[PeerKey, tuple[PublicKey, str]] = {}  # with a guard: who speaks, by key and by identity
+        self._failed: Counter[str] = Counter()
+        self._just_failed = False
+        self._ended = False
         self.undeliverable = 0
         self._limits = limits
         self._backlogs: dict[PeerKey, deque[bytes]] = {}  # frames ZeroMQ had no room for
@@ -50,13 +79,19 @@ class ZmqListener:
         self._socket = OwnedSocket(zmq.ROUTER, limits, self._look)
         for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.BACKLOG, 4096)):
             self._socket.raw.set(option, value)
-        self._socket.watch(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._hear_monitor)
+        if security is not None and security.guard is not None:
+            self._guard = security.guard
+            protect_listener(self._socket.raw, security.keys, limits.frame)
+            self._socket.guarded(security.guard, self._guard_failed)
+        self._socket.watch(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED, self._hear_monitor)
         try:
-            self._socket.raw.bind(address)
+            self._socket.raw.bind(bare)
         except zmq.ZMQError as error:
             self._socket.abandon()
             raise _bind_error(address, error) from error
         self.address = self._socket.raw.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        if security is not None and self._guard is not None:
+            self.address = pinned(self.address, security.keys.public)
         self._inbox: Inbox[Arrival] = Inbox(f"the listener at {self.address}", self._refill)
         self._socket.start()
 
@@ -84,9 +119,26 @@ class ZmqListener:
         if self._inbox.wanted:
             self._socket.look_again()
 
+    def identity(self, peer: PeerKey) -> str | None:
+        known = self._known.get(peer)
+        return known[1] if known is not None else None
+
+    def recheck(self) -> None:
+        if self._guard is None or self._socket.closed:
+            return
+        self._read_monitor()
+        for peer, (key, identity) in list(self._known.items()):
+            if self._guard.admit(key) != identity:
+                self._cut(peer, self._descriptor_of.get(peer))
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return self._failed + (self._socket.zap.refused if self._socket.zap is not None else Counter())
+
     async def aclose(self, grace: float = 0.0) -> int:
-        if self._socket.closed:
+        if self._ended:
             return 0
+        self._ended = True
         self._inbox.close()
         await self._socket.aclose(self._flush, grace)
         return sum(map(len, self._backlogs.values()))
@@ -139,14 +191,43 @@ class ZmqListener:
                     self._report_lost(gone)
                 return
             frame = receive(zmq.NOBLOCK, copy=False)
-            if peer not in self._descriptor_of:
-                self._meet(peer, frame)
-            arrived.append(
-                (peer, b"" if frame.more else frame.bytes)
-            )  # several parts are no frame of ours: nothing we decode is empty
+            if self._guard is None or self._lets_in(self._guard, peer, frame):
+                if peer not in self._descriptor_of:
+                    self._meet(peer, frame)
+                arrived.append(
+                    (peer, b"" if frame.more else frame.bytes)
+                )  # several parts are no frame of ours: nothing we decode is empty
             while frame.more:
                 frame = receive(zmq.NOBLOCK, copy=False)
         self._lost = lost | self._lost
+
+    def _lets_in(self, guard: Guard, peer: PeerKey, frame: zmq.Frame) -> bool:
+        """Whether this frame comes from a key that is let in, and from the one that this peer has always had."""
+        key = PublicKey(str(frame.get("User-Id")))  # what our ZAP handler said at the handshake
+        known = self._known.get(peer)
+        if known is not None and known[0] == key:
+            return True
+        identity = guard.admit(key) if known is None else None
+        if identity is not None:
+            self._known[peer] = (key, identity)
+            return True
+        self._failed["key was removed" if known is None else "connection of another key"] += 1
+        self._cut(peer, int(frame.get(zmq.SRCFD)))
+        return False
+
+    def _cut(self, peer: PeerKey, descriptor: int | None) -> None:
+        """Break the connection under ZeroMQ, which has no way to do it. What comes from it meanwhile is judged anew."""
+        self._known.pop(peer, None)
+        self._lost[peer] = None
+        if descriptor is not None and descriptor not in self._broken:
+            _shut_down(descriptor)
+        self._inbox.wake()
+
+    def _guard_failed(self, cause: BaseException) -> None:
+        self._socket.close_now()
+        self._inbox.close(
+            GuardFailed(f"the listener at {self.address} has closed: its check of keys died of {type(cause).__name__}")
+        )
 
     def _meet(self, peer: PeerKey, frame: zmq.Frame) -> None:
         """Remember which descriptor the peer is on. It may have gone already, and descriptors are re-used."""
@@ -167,6 +248,13 @@ class ZmqListener:
 
     def _read_monitor(self) -> None:
         for event, descriptor in self._socket.monitored():
+            counted, self._just_failed = self._just_failed, bool(event & FAILED)
+            if event & FAILED:  # its value is no descriptor; that connection's end follows
+                if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    self._failed["no handshake of ours"] += 1
+                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                    self._failed["handshake broken off"] += 1
+                continue
             if event == zmq.EVENT_ACCEPTED:
                 self._broken.discard(descriptor)
                 continue
@@ -174,8 +262,11 @@ class ZmqListener:
             peer = self._peer_at.pop(descriptor, None)
             if peer is not None:
                 self._lost[peer] = None
+            elif not counted:
+                self._failed["gone unheard"] += 1
 
     def _report_lost(self, peer: PeerKey) -> None:
+        self._known.pop(peer, None)
         descriptor = self._descriptor_of.pop(peer, None)
         if descriptor is not None and self._peer_at.get(descriptor) == peer:
             del self._peer_at[descriptor]
@@ -188,21 +279,25 @@ class ZmqListener:
 class ZmqConnection:
     """See `Connection`."""
 
-    def __init__(self, address: str, limits: Limits) -> None:
-        self.address = address
+    def __init__(self, address: str, limits: Limits, security: Security | None = None) -> None:
+        self.address, self._server = pin_for(address, security)
+        self._security = security
+        self._broken_off = 0  # handshakes, one after the other
         self._limits = limits
         self._backlog: deque[bytes] = deque()
         self._connected = False
         self._socket = OwnedSocket(zmq.DEALER, limits, self._look)
-        self._inbox: Inbox[bytes] = Inbox(f"the connection to {address}", self._refill)
+        self._inbox: Inbox[bytes] = Inbox(f"the connection to {self.address}", self._refill)
         self._socket.raw.set(zmq.IDENTITY, b"\x01" + secrets.token_bytes(15))
-        self._socket.watch(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED, self._hear_monitor)
+        self._socket.watch(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILED, self._hear_monitor)
+        if self._security is not None and self._server is not None:
+            protect_connection(self._socket.raw, self._security.keys, self._server, limits.frame)
         try:
-            self._socket.raw.connect(address)
+            self._socket.raw.connect(self.address)
         except zmq.ZMQError as error:
             self._socket.abandon()
             raise TransportError(
-                f"cannot connect to {address!r}: {error}; expected something like tcp://127.0.0.1:7777"
+                f"cannot connect to {self.address!r}: {error}; expected something like tcp://127.0.0.1:7777"
             ) from error
         self._socket.start()
 
@@ -243,7 +338,24 @@ class ZmqConnection:
     def _hear_monitor(self) -> None:
         for event, _ in self._socket.monitored():
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._connected:
+                self._broken_off = 0
+            elif event & FAILED:
+                self._shook_no_hands(event)
         self._look()
+
+    def _shook_no_hands(self, event: int) -> None:
+        """ZeroMQ tries again only after a handshake that was broken off; anything else is final."""
+        self._broken_off += 1
+        if self._security is None or self._server is None:
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._inbox.close(
+                    Unauthorized(f"{self.address} does not speak as we do: it is protected by keys, or no OpenTinker")
+                )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._inbox.close(not_admitted(self.address, self._security.keys))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._broken_off >= PATIENCE:
+            self._inbox.close(not_reached(self.address, self._server))
 
     def _flush(self) -> bool:
         while self._backlog and self._hand_over(self._backlog[0]):
@@ -277,6 +389,18 @@ def _in_use(address: str) -> AddressInUse:
         f"{address} is already in use: stop the process that listens there, or choose another port "
         "(port 0, as in tcp://127.0.0.1:0, takes any free one)"
     )
+
+
+def _shut_down(descriptor: int) -> None:
+    """Whoever is on the other end of this descriptor of ZeroMQ's; a copy is closed, never the original."""
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            with socket.socket(fileno=copy) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            with suppress(OSError):
+                os.close(copy)
 
 
 def _refuse_taken_path(address: str) -> None:

@@ -20,9 +20,12 @@ import anyio
 import zmq
 
 from tinker.runtime.transport.interface import Closed, Limits, TransportError
+from tinker.runtime.transport.security import Guard
+from tinker.runtime.transport.zap import ZapHandler
 
 SAFETY_POLL = 0.25  # seconds
 HIGH_WATER = 1000  # frames ZeroMQ itself holds per peer and direction
+HANDSHAKE_MS = 10_000  # a peer that has not shaken hands by then is cut off
 RECONNECT_MS = (50, 2000)  # first and longest pause between attempts to connect
 
 
@@ -39,6 +42,7 @@ class OwnedSocket:
         self._looking = False
         self._progress = asyncio.Event()
         self._monitor: zmq.Socket[bytes] | None = None
+        self.zap: ZapHandler | None = None
         self.closed = False
         beat = max(1, int(limits.heartbeat * 1000))
         for option, value in (
@@ -46,6 +50,7 @@ class OwnedSocket:
             (zmq.SNDHWM, HIGH_WATER),
             (zmq.RCVHWM, HIGH_WATER),
             (zmq.MAXMSGSIZE, limits.frame),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
             (zmq.HEARTBEAT_IVL, beat),
             (zmq.HEARTBEAT_TIMEOUT, 3 * beat),
             (zmq.HEARTBEAT_TTL, 3 * beat),
@@ -53,6 +58,10 @@ class OwnedSocket:
             (zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1]),
         ):
             self.raw.set(option, value)
+
+    def guarded(self, guard: Guard, on_failure: Callable[[BaseException], None]) -> None:
+        """From now on the guard decides about every handshake."""
+        self.zap = ZapHandler(self._context, guard, on_failure)
 
     def start(self) -> None:
         """Watch the descriptor from now on."""
@@ -98,20 +107,27 @@ class OwnedSocket:
     def abandon(self) -> None:
         """It was never started."""
         self._unwatch()
+        if self.zap is not None:
+            self.zap.close()
         self.closed = True
         self._context.destroy(linger=0)
+
+    def close_now(self) -> None:
+        """Close without a word: nobody is let in or heard from here on. `aclose` still has to be called."""
+        if not self.closed:
+            self._release(0)
 
     async def aclose(self, flush: Callable[[], bool], grace: float) -> None:
         """Flush while there is grace, then release everything. Waits at most `grace` (the rest of it is ZeroMQ's linger)."""
         deadline = self._loop.time() + grace
         try:
-            with anyio.move_on_after(grace):
-                while not flush():
+            with anyio.move_on_after(0 if self.closed else grace):
+                while not self.closed and not flush():
                     self._progress.clear()
                     await self._progress.wait()
         finally:
-            left = max(0.0, deadline - self._loop.time())
-            self._release(int(left * 1000))
+            if not self.closed:
+                self._release(int(max(0.0, deadline - self._loop.time()) * 1000))
             with anyio.CancelScope(shield=True):  # bounded by the linger
                 await anyio.to_thread.run_sync(self._context.term)
 
@@ -120,6 +136,8 @@ class OwnedSocket:
         self._timer.cancel()
         self._loop.remove_reader(self.raw.fileno())
         self._unwatch()
+        if self.zap is not None:
+            self.zap.close()
         self.raw.close(linger_ms)
 
     def _unwatch(self) -> None:
@@ -140,4 +158,7 @@ class OwnedSocket:
     def _poll(self) -> None:
         self._timer = self._loop.call_later(SAFETY_POLL, self._poll)
         self._heard()
-        self._ready()
+        if self.zap is not None:
+            self.zap.look()
+        if not self.closed:
+            self._ready()
