@@ -79,7 +79,8 @@ def bound(address: str) -> socket.socket:
         port = None
     if port is None:
         raise TransportError(f"cannot serve HTTP at {address!r}; expected something like 127.0.0.1:7655")
-    found = socket.socket(socket.AF_INET6 if host.version == 6 else socket.AF_INET)
+    family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((str(host), port))
