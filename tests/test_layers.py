@@ -30,6 +30,9 @@ ONLY_IN = {  # library: where it may be imported
     "safetensors.torch": ("tinker/engines/torch",),
     "zmq": ("tinker/runtime/transport",),
     "msgpack": ("tinker/runtime/codec.py",),
+    "starlette": ("coordinator/web",),
+    "uvicorn": ("coordinator/web",),
+    "prometheus_client": ("coordinator/web",),
 }
 NEVER_IN = {  # folder: libraries it may not import
     "scenarios": ("time",),
@@ -110,6 +113,7 @@ def test_every_import_goes_down_and_stays_in_its_place() -> None:
         ("coordinator/core/x.py", "from envs import Nim"),
         ("coordinator/app/x.py", "from safetensors.torch import load_file"),
         ("tinker/server/x.py", "import msgpack"),
+        ("coordinator/app/x.py", "from starlette.routing import Route"),
     ],
 )
 def test_a_wrong_import_is_found(path: str, text: str) -> None:

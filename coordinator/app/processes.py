@@ -27,7 +27,6 @@ import structlog
 
 from coordinator.app.daemon import DRAIN, Daemon
 from coordinator.core.coordinator import Coordinator
-from coordinator.web.server import bound, serving
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
 from tinker.protocol.values import LoraSpec, ModelCard, PeerName
@@ -44,19 +43,22 @@ LOOPBACK = "tcp://127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain."""
+    """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain.
+    `keys`: its own, and whom it lets in."""
 
     bind: str
     name: str
     parent: int = 0
     http: str = ""
     grace: float = DRAIN
+    keys: Keys = Keys()
 
 
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `replies`: what the scripted
-    engine answers with. `spool`: where bundles lie. `grace`: seconds to finish what has begun when told to stop."""
+    engine answers with. `spool`: where bundles lie. `grace`: seconds to finish what has begun when told to stop.
+    `keys`: its own, the coordinator's, and whose bundles it serves. `data`: where its data connection listens, as others reach it."""
 
     coordinator: str
     name: str
@@ -67,27 +69,8 @@ class TaskServerSettings:
     spool: Path | None = None
     parent: int = 0
     grace: float = DRAIN
-
-
-class UnsafeAddress(Exception):
-    """The address would accept strangers."""
-
-
-def check_loopback(address: str) -> None:
-    """UnsafeAddress unless only this machine can connect: there are no keys yet, so anybody who connects is trusted."""
-    parts = urlsplit(address)
-    if parts.scheme in ("ipc", "inproc"):
-        return
-    host = parts.hostname or ""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        raise UnsafeAddress(
-            f"refusing to listen on {address}: this version has no keys, so only loopback addresses are allowed; "
-            "choose 127.0.0.1 and reach it through an SSH tunnel"
-        )
+    keys: Keys = Keys()
+    data: str = LOOPBACK
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
@@ -96,11 +79,13 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
     async with AsyncExitStack() as stack:
         listening = None
         if settings.http:
+            from coordinator.web import server as web  # only who wants it waits for it
+
             check_loopback(f"http://{settings.http}")
-            listening = stack.enter_context(bound(settings.http))
+            listening = stack.enter_context(web.bound(settings.http))
         listener = ZmqTransport().listen(settings.bind)
         daemon = Daemon(Coordinator(PeerName(settings.name)), listener, MonotonicClock(), grace=settings.grace)
-        pages = {"http": await stack.enter_async_context(serving(daemon, listening))} if listening else {}
+        pages = {"http": await stack.enter_async_context(web.serving(daemon, listening))} if listening else {}
         _ready(listener.address, **pages)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
