@@ -3,6 +3,9 @@
 One task reads bursts of messages, steps the core and sends what it says; one task tells it that time has passed. Nothing else touches the
 core. A message that is no message, or comes from somebody who is no member, is refused, counted, and never crashes anybody. When it is
 told to stop it drains: nothing new begins, and its hosts have a while to end their runs.
+
+What the core is told goes into the journal before what it says leaves (`coordinator.app.journal`), one write for each burst. While the
+journal cannot be written nothing is read and nothing is sent: peers wait, as if we were slow, until there is room again.
 """
 
 from __future__ import annotations
@@ -11,20 +14,25 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import anyio
 import structlog
 
 from coordinator.app import events
+from coordinator.app.access import Access
+from coordinator.app.arrays import Arrays, Missing
+from coordinator.app.journal import Recorder
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from coordinator.core.run import Sends
 from tinker.protocol import ToCoordinator
 from tinker.protocol.to_any import Refused, Welcome
-from tinker.protocol.to_coordinator import Bye, Heartbeat, Hello
+from tinker.protocol.to_coordinator import Bye, Generated, Heartbeat, Hello, OpenTurn
 from tinker.protocol.to_host import CoordinatorLoad, Opened, TurnRefused
 from tinker.protocol.values import PeerName, Role
 from tinker.runtime.clock import Clock
 from tinker.runtime.codec import WireError, decode, encode
+from tinker.runtime.journal import JournalError
 from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey, PeerSlow
 
 TICK = 0.25  # seconds between looks at deadlines and leases
@@ -39,7 +47,8 @@ log = structlog.get_logger("coordinator")
 @dataclass(slots=True)
 class Daemon:
     """Serves one core on one listener until `stop` is called or its task is cancelled. `grace`: seconds to drain. `refusals`: how often
-    what was refused, and why (a few words of our own). `on_opened` hears of every barrier that opens."""
+    what was refused, and why (a few words of our own). `on_opened` hears of every barrier that opens. `recorder`: the core behind its
+    journal (None: it has none). `counts`: what we could not deliver, by name. `stuck`: why the journal cannot be written ("": it can)."""
 
     core: Coordinator
     listener: Listener
@@ -51,10 +60,19 @@ class Daemon:
     keys: dict[PeerName, PeerKey] = field(default_factory=dict)
     messages: int = 0
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    access: Access | None = None
     serving: bool = False
+    recorder: Recorder | None = None
+    arrays: Arrays = field(default_factory=Arrays)
+    counts: Counter[str] = field(default_factory=Counter)
+    stuck: str = ""
+    _inputs: Recorder = field(init=False)
     _outgoing: list[tuple[PeerKey, object]] = field(default_factory=list)
     _cpu_before: float = 0.0
     _stopping: anyio.Event = field(default_factory=anyio.Event)
+
+    def __post_init__(self) -> None:
+        self._inputs = self.recorder or Recorder(self.core)
 
     async def serve(self) -> None:
         self._cpu_before = self.cpu()
@@ -70,7 +88,8 @@ class Daemon:
         finally:
             self.serving = False
         await self.listener.aclose(GRACE)
-        log.info("stopped", **{name.replace(" ", "_"): count for name, count in sorted(self.core.counts.items())})
+        counts = self.core.counts + self.counts
+        log.info("stopped", **{name.replace(" ", "_"): count for name, count in sorted(counts.items())})
 
     def stop(self) -> None:
         """Drain, then end `serve`."""
@@ -78,14 +97,14 @@ class Daemon:
 
     async def _drain(self) -> None:
         log.info("draining", grace=self.grace, runs=len(self.core.runs), queued=len(self.core.queue))
-        self._send(self.core.drain("the coordinator is stopping"))
+        self._send(self._inputs.drain("the coordinator is stopping", self.clock.now()))
         self._flush()
         until = self.clock.now() + self.grace
         while (hosts := self._hosts()) and self.clock.now() < until:
             await self.clock.sleep_until(min(until, self.clock.now() + MOMENT))
         for name in hosts:
             log.warning("not waited for any longer", member=name)
-        self._send(self.core.close())
+        self._send(self._inputs.close(self.clock.now()))
         self._flush()
 
     def _hosts(self) -> list[PeerName]:
@@ -96,16 +115,23 @@ class Daemon:
             for arrival in await self.listener.receive_many():
                 self._arrived(arrival)
             self._flush()
+            while self.stuck:  # until `_watch` could write
+                await self.clock.sleep_until(self.clock.now() + TICK)
 
     async def _watch(self) -> None:
         due = self.clock.now() + TICK
         while True:
             await self.clock.sleep_until(due)
             now = self.clock.now()
-            if now - due < LATE:
-                self._send(self.core.tick(now))
+            if self.stuck:
+                self._flush()
+            elif now - due < LATE:
+                self._send(self._inputs.tick(now))
                 self._flush()
                 self._fence()
+                self.arrays.sweep(self.core.turns.tables)
+            if self.access is not None:
+                self.refusals.update(self.access.newly_refused())
             due = now + TICK
 
     def _fence(self) -> None:
@@ -121,7 +147,7 @@ class Daemon:
             if name is not None:
                 del self.keys[name]
                 log.warning("lost", member=name, why="its connection was closed")
-                self._send(self.core.lose(name, "its connection was closed", now))
+                self._send(self._inputs.lose(name, "its connection was closed", now))
             return
         key, data = arrival
         self.messages += 1
@@ -130,11 +156,18 @@ class Daemon:
         except WireError as error:
             self._refuse(key, "frame", str(error), "malformed")
             return
+        unfit = self.access.why_not(key, message) if self.access is not None else ""
+        if unfit:
+            self._refuse(key, type(message).__name__, unfit, "not with this key")
+            return
         name = self.names.get(key)
+        if name is not None and name not in self.core.roster.peers:
+            del self.names[key], self.keys[name]
+            name = None
         if name is not None:
-            self._step(name, message, now)
+            self._step(name, cast(ToCoordinator, self.arrays.strip(message)), now)
         elif isinstance(message, Hello):
-            self._join(key, message, now)
+            self._join(key, cast(Hello, self.arrays.strip(message)), now)
         else:
             self._refuse(key, type(message).__name__, "you are no member; say Hello first", "not a member")
 
@@ -142,46 +175,62 @@ class Daemon:
         if isinstance(message, Heartbeat):
             self._send([(name, Welcome(self.core.name, self.core.epoch, self.core.lease))])
         self._write(events.heard(name, message))
-        sends = self.core.step(name, message, now)
+        sends = self._inputs.step(name, message, now)
         for _, answer in sends:
             if isinstance(answer, Refused | TurnRefused):
                 why = "draining" if self.core.draining in answer.reason and self.core.draining else "not allowed"
                 self.refusals[type(message).__name__, why] += 1
                 self._write(events.refused(name, message, answer))
         self._send(sends)
+        if isinstance(message, OpenTurn | Generated):
+            turn = message.turn
+            self.arrays.settle(turn, self.core.turns.tables.get((turn.run, turn.episode)))
         if isinstance(message, Bye):
             self.names.pop(self.keys.pop(name), None)
 
     def _join(self, key: PeerKey, hello: Hello, now: float) -> None:
         try:
-            sends = self.core.join(hello, now)
+            sends = self._inputs.join(hello, now)
         except MemberRefused as error:
             self._refuse(key, "Hello", str(error), "not welcome")
             return
+        self.names.pop(self.keys.pop(hello.name, key), None)  # it may have come back over another connection
         self.names[key] = hello.name
         self.keys[hello.name] = key
         log.info("joined", member=hello.name, role=str(hello.role), pid=hello.pid, workers=len(hello.workers))
         self._send(sends)
 
     def _refuse(self, key: PeerKey, what: str, reason: str, why: str) -> None:
-        self.core.counts[f"refused {what}"] += 1
+        self.counts[f"refused {what}"] += 1
         self.refusals[what, why] += 1
         log.warning("refused", what=what, member=self.names.get(key, "unknown"), reason=reason)
-        self._outgoing.append((key, Refused(what, reason)))
+        self._outgoing.append((key, Refused(what, reason, stranger=why == "not a member")))
 
     def _send(self, sends: Sends) -> None:
         for name, message in sends:
             key = self.keys.get(name)
             if key is None:
-                self.core.counts["undeliverable"] += 1
+                self.counts["undeliverable"] += 1
                 continue
             self._write(events.told(name, message))
             if isinstance(message, Opened):
                 self.on_opened(message)
-            self._outgoing.append((key, message))
+            try:
+                self._outgoing.append((key, self.arrays.fill(message)))
+            except Missing as error:  # it is asked for again
+                self._undeliverable(name, message, str(error))
 
     def _flush(self) -> None:
-        """Send what a whole burst made us say at once: sent one by one, each message would wake ZeroMQ's thread and be a packet."""
+        """Send what a whole burst made us say at once: sent one by one, each message would wake ZeroMQ's thread and be a packet. What
+        made us say it is in the journal before."""
+        try:
+            self._inputs.commit()
+        except JournalError as error:
+            if not self.stuck:
+                log.error("journal is stuck", why=str(error))
+            self.stuck = str(error)
+            return
+        self.stuck = ""
         for key, message in self._outgoing:
             self._send_to(key, message)
         self._outgoing.clear()
@@ -193,10 +242,11 @@ class Daemon:
                 load = CoordinatorLoad(self.cpu() - self._cpu_before, self.core.counts["turns"], self.messages)
                 self.listener.send(key, encode(load))
         except (PeerGone, PeerSlow, WireError) as error:
-            self.core.counts["undeliverable"] += 1
-            log.warning(
-                "undeliverable", member=self.names.get(key, "unknown"), message=type(message).__name__, why=str(error)
-            )
+            self._undeliverable(self.names.get(key, PeerName("unknown")), message, str(error))
+
+    def _undeliverable(self, name: PeerName, message: object, why: str) -> None:
+        self.counts["undeliverable"] += 1
+        log.warning("undeliverable", member=name, message=type(message).__name__, why=why)
 
     def _write(self, event: events.Event | None) -> None:
         if event is not None:

@@ -5,11 +5,15 @@ server itself goes on with the rest. Bundles (batches in, adapters out) travel o
 
 Told to drain, it begins nothing more and finishes what it has begun. What comes meanwhile is left unanswered: the good-bye that follows
 makes the coordinator give it to others, whereas a refusal could cost a seat its turn.
+
+A coordinator that restarted, or gave us up, does not know us: we say Hello again, under a new incarnation, with what our workers hold. It
+asks again for what it needs, and hears what was answered before (`tinker.server.ledger`). One of a lower epoch is old, and not heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +28,10 @@ from tinker.protocol import ToAny, ToTaskserver
 from tinker.protocol.to_any import Draining, Refused, Welcome
 from tinker.protocol.to_coordinator import (
     Bye,
-    Generated,
     GenerateFailed,
     Heartbeat,
     Hello,
-    Loaded,
     LoadFailed,
-    WorkerDone,
     WorkerFailed,
     WorkerLost,
     WorkerOffer,
@@ -42,11 +43,13 @@ from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import decode, encode
 from tinker.runtime.supervision import Restart
-from tinker.runtime.transport import Connection
+from tinker.runtime.transport import Connection, PeerSlow
+from tinker.server.ledger import Ledger
 
 Received = ToTaskserver | ToAny
-Job = tuple[WorkerName, Hashable, Hashable]
 MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
+PATIENCE = 60.0  # seconds a coordinator may be silent before we give up
+AGAIN = 2.0  # seconds between attempts to be heard by a silent one
 GRACE = 3.0  # seconds for the last messages when leaving
 DRAIN = 10.0  # seconds to finish what has begun when we stop
 MOMENT = 0.05  # seconds between looks whether it is finished
@@ -58,7 +61,7 @@ class TaskServerError(Exception):
 
 
 class CoordinatorSilent(TaskServerError):
-    """The coordinator was not heard for two leases."""
+    """The coordinator was not heard for longer than our patience."""
 
 
 class NotWelcome(TaskServerError):
@@ -94,23 +97,26 @@ class TaskServer:
     pools: tuple[Pool, ...] = DEFAULT_POOLS
     on_joined: Callable[[], None] = lambda: None
     grace: float = DRAIN
+    patience: float = PATIENCE
+    _incarnation: int = 0
+    _epoch: int = 0
+    _fenced: bool = False
     _lease: float = 15.0
-    _joined: bool = False
+    _member: bool = False
     _heard: float = 0.0
     _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
     _failure: TaskServerError | None = None
-    _begun: set[Job | None] = field(default_factory=set)  # handed to a worker and not answered yet
+    _ledger: Ledger = field(default_factory=Ledger)
     _draining: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self) -> None:
         """CoordinatorSilent or NotWelcome when there is nobody to serve. The engine must have been entered."""
         self._heard = self.clock.now()
         async with anyio.create_task_group() as tasks, ActorSystem(clock=self.clock, on_failure=_log_failure) as system:
-            offers = self._offers()
-            for offer in offers:
+            for offer in self._offers():
                 self._spawn(system, offer, tasks)
-            self._send(self._hello(offers))
+            self._send(self._hello())
             tasks.start_soon(self.data.serve, name="data connection")
             tasks.start_soon(self._keep_lease, tasks.cancel_scope, name="keep lease")
             tasks.start_soon(self._finish, tasks.cancel_scope, name="drain")
@@ -129,12 +135,12 @@ class TaskServer:
 
     async def _finish(self, serving: anyio.CancelScope) -> None:
         await self._draining.wait()
-        log.info("draining", grace=self.grace, begun=len(self._begun))
+        log.info("draining", grace=self.grace, begun=len(self._ledger.begun))
         until = self.clock.now() + self.grace
-        while self._begun and self.clock.now() < until:
+        while self._ledger.begun and self.clock.now() < until:
             await self.clock.sleep_until(min(until, self.clock.now() + MOMENT))
-        if self._begun:
-            log.warning("not finished", jobs=len(self._begun))
+        if self._ledger.begun:
+            log.warning("not finished", jobs=len(self._ledger.begun))
         serving.cancel()
 
     async def leave(self, reason: str) -> None:
@@ -149,16 +155,18 @@ class TaskServer:
             for n in range(pool.workers)
         )
 
-    def _hello(self, offers: tuple[WorkerOffer, ...]) -> Hello:
+    def _hello(self) -> Hello:
         return Hello(
             Role.TASKSERVER,
             self.name,
             self.store.machine,
             self.pid,
-            workers=offers,
+            workers=tuple(offer for offer in self._offers() if offer.name in self._workers),
             model=self.engine.card,
             data=self.store.endpoint,
             tokenizer=self.tokenizer,
+            incarnation=self._incarnation,
+            holding=self._ledger.held(),
         )
 
     def _spawn(self, system: ActorSystem, offer: WorkerOffer, tasks: TaskGroup) -> None:
@@ -178,27 +186,33 @@ class TaskServer:
         reason = str(await worker.dead())
         log.error("worker lost", worker=name, reason=reason)
         self._workers.pop(name, None)
-        self._begun = {job for job in self._begun if job is not None and job[0] != name}
+        self._ledger.lose(name)
         self._send(WorkerLost(name, reason))
 
     async def _read(self) -> None:
         while True:
             for data in await self.connection.receive_many():
-                self._heard = self.clock.now()
                 self._take(decode(data, Received))
 
     def _take(self, message: Received) -> None:
+        if isinstance(message, Welcome):
+            self._fenced = message.epoch < self._epoch
+        if self._fenced:
+            log.warning("not heard", why=f"the coordinator was replaced by one of epoch {self._epoch}")
+            return
+        self._heard = self.clock.now()
         match message:
             case Welcome():
-                if not self._joined:
+                if not self._member:
                     log.info("welcome", coordinator=message.coordinator, epoch=message.epoch)
-                self._joined, self._lease = True, message.lease
+                self._member, self._lease, self._epoch = True, message.lease, message.epoch
                 self.on_joined()
             case Refused():
                 self._refused(message)
             case Draining():
                 log.info("coordinator drains", reason=message.reason)
             case Forget() | Release():
+                self._ledger.take(message)
                 for name, worker in tuple(self._workers.items()):
                     if isinstance(message, Release) or self._kinds[name] == PoolKind.ROLLOUT:
                         self._free(name, worker, message)
@@ -208,12 +222,15 @@ class TaskServer:
                 self._hand_over(message)
 
     def _refused(self, message: Refused) -> None:
-        """Only members may send a heartbeat: if ours is refused, the coordinator is a new one, or gave us up; we join again."""
-        if message.what == "Hello":
-            raise NotWelcome(f"the coordinator refused task server {self.name!r}: {message.reason}")
+        """A coordinator that has restarted, or gave us up, knows us no longer: we join again."""
         log.warning("refused", what=message.what, reason=message.reason)
-        if message.what == "Heartbeat":
-            self._send(self._hello(tuple(offer for offer in self._offers() if offer.name in self._workers)))
+        if message.stranger:
+            if self._member:
+                self._member = False
+                self._incarnation += 1
+                self._send(self._hello())
+        elif message.what == "Hello":
+            raise NotWelcome(f"the coordinator refused task server {self.name!r}: {message.reason}")
 
     def _free(self, name: WorkerName, worker: ActorRef[Any, Any], message: Forget | Release) -> None:
         try:
@@ -225,9 +242,13 @@ class TaskServer:
         if isinstance(message, Generate | Load | Work):
             if self._draining.is_set():
                 return
-            self._begun.add(_job(message))
-        elif isinstance(message, Cancel):
-            self._begun.discard(_job(message))
+            known = self._ledger.begin(message)
+            if known is not None:
+                if known is not message:
+                    self._send(known)
+                return
+        elif isinstance(message, Cancel | Unload):
+            self._ledger.take(message)
         worker = self._workers.get(message.worker)
         try:
             if worker is None:
@@ -251,38 +272,30 @@ class TaskServer:
                 self._send(WorkerFailed(message.run, message.op, message.worker, why))
 
     async def _keep_lease(self, serving: anyio.CancelScope) -> None:
-        while self.clock.now() - self._heard <= 2 * self._lease:
-            due = self.clock.now() + self._lease / 3
+        while self.clock.now() - self._heard <= self.patience:
+            silent = not self._member or self.clock.now() - self._heard > self._lease / 2
+            due = self.clock.now() + (AGAIN if silent else self._lease / 3)
             await self.clock.sleep_until(due)
-            self._send(Heartbeat())
+            self._send(Heartbeat() if self._member else self._hello())
             if self.clock.now() - due > LATE:
                 self._heard = self.clock.now()
         self._failure = CoordinatorSilent(
-            f"the coordinator was not heard for {2 * self._lease:.0f} s; is it still running?"
+            f"the coordinator was not heard for {self.patience:.0f} s; is it still running?"
         )
         serving.cancel()
 
     def _send(self, message: Any) -> None:
-        self._begun.discard(_job(message))
-        self.connection.send(encode(message))
+        """While we are no member answers are only kept: we are asked again. A frame that finds no room is lost like any other."""
+        self._ledger.answer(message)
+        if self._member or isinstance(message, Hello | Bye):
+            with suppress(PeerSlow):
+                self.connection.send(encode(message))
 
     async def _fetch(self, ref: BlobRef) -> Files:
         return await self.bulk.fetch(ref)
 
     def _keep(self, name: str, files: Files) -> BlobRef:
         return self.store.put(name, files)
-
-
-def _job(message: Any) -> Job | None:
-    """What identifies the piece of work that this message begins, answers or cancels."""
-    match message:
-        case Generate() | Generated() | GenerateFailed() | Cancel():
-            return message.worker, message.turn, message.seat
-        case Load() | Loaded() | LoadFailed():
-            return message.worker, message.run, message.version
-        case Work() | WorkerDone() | WorkerFailed():
-            return message.worker, message.run, message.op
-    return None
 
 
 def _log_failure(name: str, error: Exception) -> None:
