@@ -58,5 +58,9 @@ class Asked:
             question.due, question.pause = now + FIRST, FIRST
             yield question.message
 
+    def names(self, kind: str) -> bool:
+        """Whether a message of this kind is asked."""
+        return any(type(question.message).__name__ == kind for question in self._open.values())
+
     def clear(self) -> None:
         self._open.clear()

@@ -65,7 +65,7 @@ GRACE = 5.0  # seconds for the last messages when leaving
 PATIENCE = 60.0  # seconds a coordinator may be silent before it is lost
 BEAT = 1.0  # seconds between looks at what must be asked again
 REMEMBERED = 4096  # answers that came, so that one that comes again is known
-NO_ANSWER = ("EpisodeEnded", "EndRun", "Heartbeat")  # refused, they were late: nobody waits for an answer to them
+NO_ANSWER = ("EpisodeEnded", "EndRun", "Heartbeat")  # refused, they were late, unless somebody asks them again
 
 
 class Client:
@@ -356,7 +356,7 @@ class Client:
     def _refused(self, message: Refused) -> None:
         if message.stranger:
             self._stranger()
-        elif message.what in NO_ANSWER:
+        elif message.what in NO_ANSWER and not self._asked.names(message.what):
             return
         elif self._hello.incarnation and message.what != "Hello":
             self._lost(f"the coordinator restarted and refused {message.what} ({message.reason})")
