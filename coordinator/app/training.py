@@ -39,7 +39,7 @@ from tinker.protocol.operations import (
     Published,
     Result,
 )
-from tinker.protocol.to_coordinator import Arrive, Operate, RunSpec
+from tinker.protocol.to_coordinator import Arrivals, Arrive, Operate, RunSpec
 from tinker.protocol.to_host import CoordinatorLoad, Opened
 from tinker.protocol.values import (
     AdamSpec,
@@ -307,9 +307,10 @@ class Training:
 
     async def _pass(self, round: int, phase: Phase, edge: Edge, samples: Mapping[AgentName, int] | None = None) -> None:
         """Arrive with every agent and wait until the barrier opens."""
-        for agent in self.agents:
-            count = (samples or {}).get(agent.role.name, 0)
-            await self.client.arrive(Arrive(self.spec.run, round, phase, edge, agent.role.name, agent.version, count))
+        names = tuple(agent.role.name for agent in self.agents)
+        versions = tuple(agent.version for agent in self.agents)
+        counts = tuple(samples[name] for name in names) if samples else ()
+        await self.client.arrive(Arrivals(self.spec.run, round, phase, edge, names, versions, counts))
         await self._opened(round, phase, edge)
 
     async def _opened(self, round: int, phase: Phase, edge: Edge) -> Opened:

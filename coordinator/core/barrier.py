@@ -3,51 +3,50 @@
 Invariants (checked by `violations`):
 - B1 only members arrive, each at most once;
 - B2 it opens exactly when the last member has arrived, and never shuts again;
-- B3 it never stays shut while nobody is missing (a barrier without members is open at birth).
+- B3 it never stays shut while nobody is missing (a barrier without members is open at birth);
+- B4 `awaited` are the members that have not arrived.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from tinker.protocol.to_host import Wait
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """`arrived` is in order of arrival, with the time of each."""
+    """`arrived` is in order of arrival, with the time of each. `awaited`: who has not arrived."""
 
     members: tuple[str, ...]
     arrived: tuple[tuple[str, float], ...] = ()
     opened: bool = False
+    awaited: frozenset[str] = frozenset()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        here = {member for member, _ in self.arrived}
-        return tuple(member for member in self.members if member not in here)
+        """Who has not arrived, in the order of the members."""
+        return tuple(member for member in self.members if member in self.awaited)
 
     def has(self, member: str) -> bool:
-        return any(name == member for name, _ in self.arrived)
-
-    def waits(self, now: float) -> tuple[Wait, ...]:
-        """How long each member has waited so far, and for whom (the last to arrive)."""
-        last = self.arrived[-1][0] if self.arrived else ""
-        return tuple(Wait(name, now - at, "" if name == last else last) for name, at in self.arrived)
+        """Whether this member has arrived."""
+        return member not in self.awaited and member in self.members
 
 
 def gather(members: tuple[str, ...]) -> Barrier:
     """A new barrier for these members."""
-    return Barrier(members, opened=not members)
+    return Barrier(members, opened=not members, awaited=frozenset(members))
 
 
-def arrive(barrier: Barrier, member: str, now: float) -> Barrier:
-    """The barrier after this arrival; a second arrival of the same member changes nothing. KeyError if it is not a member."""
-    if member not in barrier.members:
-        raise KeyError(member)
-    if barrier.opened or barrier.has(member):
+def arrive(barrier: Barrier, members: Sequence[str], now: float) -> Barrier:
+    """The barrier after these have arrived; one that has arrived before changes nothing. KeyError names one that is not a member."""
+    fresh = tuple(dict.fromkeys(member for member in members if member in barrier.awaited))
+    if len(fresh) < len(members):
+        for stranger in set(members) - set(barrier.members):
+            raise KeyError(stranger)
+    if not fresh:
         return barrier
-    after = replace(barrier, arrived=(*barrier.arrived, (member, now)))
-    return replace(after, opened=not after.missing)
+    awaited = barrier.awaited - set(fresh)
+    return Barrier(barrier.members, (*barrier.arrived, *((member, now) for member in fresh)), not awaited, awaited)
 
 
 def violations(barrier: Barrier) -> list[str]:
@@ -60,4 +59,6 @@ def violations(barrier: Barrier) -> list[str]:
         found.append("B2")
     if not barrier.opened and not barrier.missing:
         found.append("B3")
+    if barrier.awaited != set(barrier.members) - set(names):
+        found.append("B4")
     return found

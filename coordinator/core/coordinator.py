@@ -142,7 +142,7 @@ class Coordinator:
                 if message.episode not in run.rounds.unaccounted:
                     self.counts["repeated EpisodeEnded"] += 1
                 return self.turns.clear(run, message.episode) + run.account(message.episode, message.ended, now)
-            case said.Arrive():
+            case said.Arrive() | said.Arrivals():
                 return self._own(peer, message.run).arrive(message, now)
             case said.Operate():
                 return self._own(peer, message.run).operate(message)
@@ -349,7 +349,7 @@ def _run_of(message: said.ToCoordinator) -> RunId:
             return message.spec.run
         case said.OpenTurn():
             return message.turn.run
-        case said.Arrive() | said.EpisodeEnded() | said.Operate() | said.EndRun():
+        case said.Arrive() | said.Arrivals() | said.EpisodeEnded() | said.Operate() | said.EndRun():
             return message.run
     return RunId("")
 

@@ -11,7 +11,7 @@ Invariants (checked by `violations`):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tinker.protocol.to_coordinator import AgentSpec
@@ -56,11 +56,12 @@ def begin(
     return order, order.groups[0] if order.groups else ()
 
 
-def finish(order: UpdateOrder, agent: AgentName) -> tuple[UpdateOrder, tuple[AgentName, ...]]:
-    """This agent's update has ended; returns who is admitted now because of it."""
-    if agent not in order.admitted or agent in order.done:
+def finish(order: UpdateOrder, agents: Collection[AgentName]) -> tuple[UpdateOrder, tuple[AgentName, ...]]:
+    """The updates of these agents have ended; returns who is admitted now because of it."""
+    ended = set(order.admitted).intersection(agents) - order.done
+    if not ended:
         return order, ()
-    after = replace(order, done=order.done | {agent})
+    after = replace(order, done=order.done | ended)
     if after.at + 1 < len(after.groups) and after.done >= set(after.groups[after.at]):
         after = replace(after, at=after.at + 1)
         return after, after.groups[after.at]

@@ -20,14 +20,14 @@ from coordinator.core import barrier as barriers
 from coordinator.core import order as orders
 from coordinator.core.barrier import Barrier
 from coordinator.core.order import UpdateOrder
-from tinker.protocol.to_coordinator import AgentSpec, Arrive, RunSpec
+from tinker.protocol.to_coordinator import AgentSpec, Arrivals, Arrive, RunSpec
 from tinker.protocol.to_host import MayUpdate, Opened
-from tinker.protocol.values import AgentName, Edge, Ended, EpisodeId, Phase, PolicyVersion
+from tinker.protocol.values import AgentName, Edge, Ended, EpisodeId, Phase, PolicyName
 
 EPISODES = "episodes"  # the one member of the barrier at the end of a rollout or evaluation
 KEPT = 12  # openings kept for arrivals that come again
 
-Ready = Callable[[PolicyVersion], bool]
+Ready = Callable[[PolicyName, int], bool]
 At = tuple[int, Phase, Edge]
 
 
@@ -47,8 +47,8 @@ Effect = Opened | MayUpdate | Begin
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """See the module. `held`: agents whose version is not ready. `unaccounted`: episodes of this phase still running.
-    `finished`: the last barrier of the last round has opened."""
+    """See the module. `agents`: those of the run, by name; `players`: whose each policy is. `held`: agents whose version is not ready.
+    `unaccounted`: episodes of this phase still running. `finished`: the last barrier of the last round has opened."""
 
     spec: RunSpec
     round: int
@@ -63,10 +63,17 @@ class Rounds:
     order: UpdateOrder = UpdateOrder(())
     openings: tuple[Opened, ...] = ()
     finished: bool = False
+    agents: Mapping[AgentName, AgentSpec] = field(default_factory=dict)
+    players: Mapping[PolicyName, AgentName] = field(default_factory=dict)
 
     @property
     def at(self) -> At:
         return self.round, self.phase, self.edge
+
+    @property
+    def of_agents(self) -> bool:
+        """Whether agents arrive at the present barrier (else it waits for episodes)."""
+        return self.edge == Edge.START or self.phase == Phase.UPDATE
 
 
 def phases(spec: RunSpec, round: int) -> tuple[Phase, ...]:
@@ -82,30 +89,39 @@ def begin(spec: RunSpec) -> Rounds:
     """A run before its first barrier. ValueError if the specification makes no sense."""
     _check(spec)
     first = 0 if phases(spec, 0) else 1
-    start = barriers.gather(tuple(agent.name for agent in spec.agents))
-    return Rounds(spec, first, phases(spec, first)[0], Edge.START, start)
+    agents = {agent.name: agent for agent in spec.agents}
+    players = {agent.policy: agent.name for agent in spec.agents}
+    return Rounds(
+        spec, first, phases(spec, first)[0], Edge.START, barriers.gather(tuple(agents)), agents=agents, players=players
+    )
 
 
-def arrive(rounds: Rounds, message: Arrive, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
-    """An agent has come. ArrivalRefused if it may not be here; a repeated or old arrival gets the stored opening, if there is one."""
-    agent = _agent(rounds, message.agent)
+def arrive(rounds: Rounds, message: Arrivals, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """Agents have come. ArrivalRefused, and nobody has, if one of them may not be here; a repeated or old arrival gets the stored
+    opening, if there is one."""
+    _check_columns(rounds, message)
     at = (message.round, message.phase, message.edge)
     if at != rounds.at or rounds.finished:
         stored = [each for each in rounds.openings if (each.round, each.phase, each.edge) == at]
         if stored:
             return rounds, (stored[0], *_inside_again(rounds, message))
-        raise ArrivalRefused(f"{message.agent} arrives at {_words(at)}, the run gathers at {_words(rounds.at)}")
-    if message.agent not in rounds.barrier.members:
+        raise ArrivalRefused(f"{_names(message)} arrives at {_words(at)}, the run gathers at {_words(rounds.at)}")
+    if not rounds.of_agents:
         raise ArrivalRefused(f"nobody arrives at {_words(at)}: it opens when every episode is accounted for")
-    if rounds.barrier.has(message.agent) or message.agent in rounds.held:
+    awaited, held = rounds.barrier.awaited, rounds.held
+    come = dict(zip(message.agents, message.versions, strict=True))
+    if held or not awaited.issuperset(come):
+        come = {name: number for name, number in come.items() if name in awaited and name not in held}
+    if not come:
         return rounds, ()
-    if at[1:] == (Phase.UPDATE, Edge.END):
-        if message.agent in rounds.order.due and message.agent not in rounds.order.admitted:
-            raise ArrivalRefused(f"{message.agent} has not been admitted to its update of round {rounds.round}")
-    elif at[1:] == (Phase.UPDATE, Edge.START):
-        rounds = replace(rounds, samples={**rounds.samples, message.agent: message.samples})
-    held = replace(rounds, held={**rounds.held, agent.name: message})
-    return settle(held, ready, now)
+    if rounds.edge == Edge.END and (early := set(rounds.order.due) - set(rounds.order.admitted)):
+        for name in come:
+            if name in early:
+                raise ArrivalRefused(f"{name} has not been admitted to its update of round {rounds.round}")
+    if (rounds.phase, rounds.edge) == (Phase.UPDATE, Edge.START):
+        samples = zip(message.agents, message.samples or [0] * len(message.agents), strict=True)
+        rounds = replace(rounds, samples={**rounds.samples, **{name: n for name, n in samples if name in come}})
+    return _settle(rounds, come, ready, now)
 
 
 def account(rounds: Rounds, episode: EpisodeId, ended: Ended, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
@@ -119,44 +135,51 @@ def account(rounds: Rounds, episode: EpisodeId, ended: Ended, now: float) -> tup
 
 def settle(rounds: Rounds, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
     """Count everybody who is held and whose version is ready by now."""
-    effects: tuple[Effect, ...] = ()
-    for name, message in tuple(rounds.held.items()):
-        agent = _agent(rounds, name)
-        version = PolicyVersion(agent.policy, message.version)
-        if not ready(version):
-            continue
-        ending = (message.phase, message.edge) == (Phase.UPDATE, Edge.END)
-        order, admitted = orders.finish(rounds.order, name) if ending else (rounds.order, ())
-        effects += tuple(MayUpdate(rounds.spec.run, rounds.round, each) for each in admitted)
-        rounds = replace(
-            rounds,
-            held={other: each for other, each in rounds.held.items() if other != name},
-            versions={**rounds.versions, name: message.version},
-            barrier=barriers.arrive(rounds.barrier, name, now),
-            order=order,
-        )
+    return _settle(rounds, {}, ready, now)
+
+
+def _settle(
+    rounds: Rounds, come: Mapping[AgentName, int], ready: Ready, now: float
+) -> tuple[Rounds, tuple[Effect, ...]]:
+    """These come with these versions, after those that are held: who is ready is counted, the others are held."""
+    waiting = {**{name: held.version for name, held in rounds.held.items()}, **come} if rounds.held else come
+    held: dict[AgentName, Arrive] = {}
+    counted: dict[AgentName, int] = {}
+    for name, number in waiting.items():
+        if ready(rounds.agents[name].policy, number):
+            counted[name] = number
+        else:
+            held[name] = Arrive(rounds.spec.run, *rounds.at, name, number, rounds.samples.get(name, 0))
+    order, admitted = rounds.order, tuple[AgentName, ...]()
+    if (rounds.phase, rounds.edge) == (Phase.UPDATE, Edge.END):
+        order, admitted = orders.finish(order, counted)
+    barrier = barriers.arrive(rounds.barrier, tuple(counted), now)
+    versions = {**rounds.versions, **counted}
+    rounds = replace(rounds, held=held, versions=versions, barrier=barrier, order=order)
     rounds, opened = _pass(rounds, now)
-    return rounds, effects + opened
+    return rounds, (*(MayUpdate(rounds.spec.run, rounds.round, each) for each in admitted), *opened)
 
 
 def missing(rounds: Rounds) -> tuple[str, ...]:
     """Who the current barrier waits for, in words."""
-    if rounds.barrier.members == (EPISODES,):
+    if not rounds.of_agents:
         return (f"{len(rounds.unaccounted)} episodes",) if rounds.unaccounted else ()
     return tuple(f"{name} (its version is loading)" if name in rounds.held else name for name in rounds.barrier.missing)
 
 
 def _pass(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
     """Open the current barrier if it is full, and gather at the next one."""
-    if rounds.barrier.members == (EPISODES,) and not rounds.unaccounted:
-        rounds = replace(rounds, barrier=barriers.arrive(rounds.barrier, EPISODES, now))
+    if not rounds.of_agents and not rounds.unaccounted:
+        rounds = replace(rounds, barrier=barriers.arrive(rounds.barrier, (EPISODES,), now))
     if not rounds.barrier.opened or rounds.finished:
         return rounds, ()
     opening = Opened(
         rounds.spec.run,
         *rounds.at,
-        rounds.barrier.waits(now),
-        tuple(PolicyVersion(agent.policy, rounds.versions.get(agent.name, 0)) for agent in rounds.spec.agents),
+        tuple([name for name, _ in rounds.barrier.arrived]),
+        tuple([now - at for _, at in rounds.barrier.arrived]),
+        tuple([agent.policy for agent in rounds.spec.agents]),
+        tuple([rounds.versions.get(name, 0) for name in rounds.agents]),
     )
     rounds = replace(rounds, openings=(*rounds.openings[-KEPT + 1 :], opening))
     if rounds.edge == Edge.START:
@@ -171,7 +194,7 @@ def _inside(rounds: Rounds) -> tuple[Rounds, tuple[Effect, ...]]:
     spec = rounds.spec
     if rounds.phase == Phase.UPDATE:
         order, admitted = orders.begin(spec.agents, spec.update_order, rounds.round, rounds.samples)
-        end = barriers.gather(tuple(agent.name for agent in spec.agents))
+        end = barriers.gather(tuple(rounds.agents))
         after = replace(rounds, edge=Edge.END, barrier=end, order=order)
         return after, tuple(MayUpdate(spec.run, rounds.round, agent) for agent in admitted)
     groups = _groups(rounds)
@@ -189,14 +212,14 @@ def _groups(rounds: Rounds) -> tuple[tuple[EpisodeId, ...], ...]:
     )
 
 
-def _inside_again(rounds: Rounds, message: Arrive) -> tuple[Effect, ...]:
+def _inside_again(rounds: Rounds, message: Arrivals) -> tuple[Effect, ...]:
     """What followed the opening that this arrival missed, as far as it still counts."""
     if message.edge != Edge.START or (message.round, message.phase, Edge.END) != rounds.at or rounds.finished:
         return ()
     if message.phase != Phase.UPDATE:
         return (Begin(_groups(rounds)),)
-    waits = message.agent in rounds.order.admitted and message.agent not in {*rounds.order.done, *rounds.held}
-    return (MayUpdate(rounds.spec.run, rounds.round, message.agent),) if waits else ()
+    updating = set(rounds.order.admitted) - rounds.order.done - rounds.held.keys()
+    return tuple(MayUpdate(rounds.spec.run, rounds.round, name) for name in message.agents if name in updating)
 
 
 def accounted(rounds: Rounds, episode: EpisodeId) -> tuple[Effect, ...]:
@@ -218,17 +241,29 @@ def _onward(rounds: Rounds) -> Rounds:
     number = rounds.round if rest else rounds.round + 1
     if number > rounds.spec.rounds:
         return replace(rounds, finished=True)
-    start = barriers.gather(tuple(agent.name for agent in rounds.spec.agents))
+    start = barriers.gather(tuple(rounds.agents))
     phase = (rest or phases(rounds.spec, number))[0]
     return replace(rounds, round=number, phase=phase, edge=Edge.START, barrier=start, samples={}, order=UpdateOrder(()))
 
 
-def _agent(rounds: Rounds, name: AgentName) -> AgentSpec:
-    found = [agent for agent in rounds.spec.agents if agent.name == name]
-    if not found:
-        known = ", ".join(agent.name for agent in rounds.spec.agents)
-        raise ArrivalRefused(f"run {rounds.spec.run} has no agent {name!r}; its agents are {known}")
-    return found[0]
+def _check_columns(rounds: Rounds, message: Arrivals) -> None:
+    """ArrivalRefused if it is not one version (and one number of samples, or none) for each of some agents of this run."""
+    names = set(message.agents)
+    if strangers := names - rounds.agents.keys():
+        raise ArrivalRefused(
+            f"run {rounds.spec.run} has no agent {min(strangers)!r}; its agents are {', '.join(rounds.agents)}"
+        )
+    sizes = (len(message.agents), len(message.versions), len(message.samples))
+    if not names or len(names) != sizes[0] or sizes[1] != sizes[0] or sizes[2] not in (0, sizes[0]):
+        raise ArrivalRefused(
+            f"arrivals of {len(names)} different agents in columns of {sizes[0]} agents, {sizes[1]} versions and {sizes[2]} samples; "
+            f"expected at least one agent, none twice, a version for each, and samples for each or none"
+        )
+
+
+def _names(message: Arrivals) -> str:
+    more = len(message.agents) - 1
+    return f"{message.agents[0]} (with {more} more)" if more else message.agents[0]
 
 
 def _words(at: At) -> str:
@@ -257,8 +292,7 @@ def violations(rounds: Rounds, ready: Ready) -> list[str]:
         found.append("R2")
     if not rounds.finished and rounds.barrier.opened:
         found.append("R3 open barrier not passed")
-    agents = {agent.name: agent.policy for agent in rounds.spec.agents}
-    if any(ready(PolicyVersion(agents[name], held.version)) for name, held in rounds.held.items()):
+    if any(ready(rounds.agents[name].policy, held.version) for name, held in rounds.held.items()):
         found.append("R3 held although ready")
     if rounds.phase == Phase.UPDATE and rounds.edge == Edge.END:
         here = {name for name, _ in rounds.barrier.arrived}

@@ -18,7 +18,7 @@ from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.versions import Versions
 from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Score, Scored
-from tinker.protocol.to_coordinator import Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
+from tinker.protocol.to_coordinator import Arrivals, Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
 from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
 from tinker.protocol.to_taskserver import Load, Unload, Work
 from tinker.protocol.values import (
@@ -62,23 +62,32 @@ class Run:
         """Digest of the base model that serves it."""
         return self.admitted.model.digest
 
-    def arrive(self, message: Arrive, now: float) -> Sends:
-        """ArrivalRefused if the agent may not be here, comes with a version that is not its policy's, or still moves its weights."""
-        agent = next((each for each in self.spec.agents if each.name == message.agent), None)
-        if agent is not None and (message.round, message.phase, message.edge) == self.rounds.at:
-            if self.rounds.held.get(agent.name) == message:
-                return self._load(PolicyVersion(agent.policy, message.version))
-            current = self.versions.current.get(
-                agent.policy, 0
-            )  # before its Attach is done an agent may wait for version 0
-            if message.version != current:
-                raise ArrivalRefused(
-                    f"{message.agent} arrives with version {message.version} of {agent.policy!r}, current is {current}"
-                )
-            running = [op for op, (asked, _) in self.pending.items() if asked.agent == agent.name and _moves(asked)]
-            if running:
-                raise ArrivalRefused(f"{message.agent} arrives while its operation {running[0]} is still running")
-        return self._moved(*rnd.arrive(self.rounds, message, self.versions.ready, now), now)
+    def arrive(self, message: Arrive | Arrivals, now: float) -> Sends:
+        """ArrivalRefused, and nobody has arrived, if an agent may not be here, comes with a version that is not its policy's, or still
+        moves its weights."""
+        if isinstance(message, Arrive):
+            at = message.round, message.phase, message.edge
+            message = Arrivals(message.run, *at, (message.agent,), (message.version,), (message.samples,))
+        again: list[PolicyVersion] = []
+        if (message.round, message.phase, message.edge) == self.rounds.at:
+            self._check_versions(message)
+            held = self.rounds.held
+            again = [PolicyVersion(self.rounds.agents[n].policy, held[n].version) for n in message.agents if n in held]
+        sends = self._moved(*rnd.arrive(self.rounds, message, self.versions.loaded, now), now)
+        return sends + [send for version in again for send in self._load(version)]
+
+    def _check_versions(self, message: Arrivals) -> None:
+        agents, current = self.rounds.agents, self.versions.current
+        moving = {asked.agent: op for op, (asked, _) in self.pending.items() if _moves(asked)}
+        for name, number in zip(message.agents, message.versions, strict=False):
+            if name not in agents:
+                continue  # `rnd.arrive` refuses it
+            policy = agents[name].policy
+            newest = current.get(policy, 0)  # before its Attach is done an agent may wait for version 0
+            if number != newest:
+                raise ArrivalRefused(f"{name} arrives with version {number} of {policy!r}, current is {newest}")
+            if name in moving:
+                raise ArrivalRefused(f"{name} arrives while its operation {moving[name]} is still running")
 
     def account(self, episode: EpisodeId, ended: Ended, now: float) -> Sends:
         """An episode has ended. One that was accounted for before changes nothing; the end of its phase is told again."""
@@ -92,7 +101,7 @@ class Run:
             return f"episode {episode} is not being played"
         if policy == BASE:
             return ""
-        agent = next((each.name for each in self.spec.agents if each.policy == policy.policy), None)
+        agent = self.rounds.players.get(policy.policy)
         if agent is None:
             return f"run {self.spec.run} has no policy {policy.policy!r}"
         bound = self.rounds.versions.get(agent)
@@ -149,7 +158,7 @@ class Run:
         return self.settle(now)
 
     def settle(self, now: float) -> Sends:
-        return self._moved(*rnd.settle(self.rounds, self.versions.ready, now), now)
+        return self._moved(*rnd.settle(self.rounds, self.versions.loaded, now), now)
 
     def lose(self, worker: WorkerName, now: float) -> Sends:
         """A worker is out of service. What it was asked to do has failed; a rollout worker is waited for no longer."""
@@ -198,7 +207,7 @@ class Run:
         return tuple(dict.fromkeys(self.owners.values()))
 
     def _refusal(self, message: Operate) -> str:
-        agent = next((each for each in self.spec.agents if each.name == message.agent), None)
+        agent = self.rounds.agents.get(message.agent)
         if agent is None or agent.policy != message.policy:
             return f"agent {message.agent!r} does not own policy {message.policy!r}"
         if isinstance(message.operation, Score):
@@ -222,9 +231,9 @@ class Run:
         return [(self.host, outcome)]
 
     def _moved(self, after: Rounds, effects: Iterable[Effect], now: float) -> Sends:
-        if after.at != self.rounds.at:
+        before, self.rounds = self.rounds, after
+        if after.at != before.at:
             self.noticed = self.since = now
-        self.rounds = after
         sends: Sends = []
         for effect in effects:
             if isinstance(effect, Begin):
@@ -233,20 +242,17 @@ class Run:
                     sends.append((self.host, play))
             else:
                 sends.append((self.host, effect))
-        if after.phase != Phase.UPDATE:
+        if before.phase == Phase.UPDATE != after.phase:
             sends += self._retired()
         return sends
 
     def _retired(self) -> Sends:
-        sends: Sends = []
-        for agent in self.spec.agents:
-            self.versions, old = ver.retire(self.versions, agent.policy)
-            for version in old:
-                sends += [(self.owners[w], Unload(self.spec.run, w, version)) for w in sorted(self.versions.workers)]
-        return sends
+        self.versions, old = ver.retire(self.versions)
+        workers = sorted(self.versions.workers)
+        return [(self.owners[w], Unload(self.spec.run, w, version)) for version in old for w in workers]
 
     def violations(self) -> list[str]:
-        found = rnd.violations(self.rounds, self.versions.ready) + ver.violations(self.versions)
+        found = rnd.violations(self.rounds, self.versions.loaded) + ver.violations(self.versions)
         if set(self.pending) & set(self.outcomes):
             found.append("P1")
         moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}

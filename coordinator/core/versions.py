@@ -3,7 +3,8 @@
 Invariants (checked by `violations`):
 - V1 versions of a policy only rise, and a published version never changes its digest (I9);
 - V2 a version is served only by workers that acknowledged exactly its digest;
-- V3 a version is ready only when every rollout worker in service has acknowledged it.
+- V3 a version is ready only when every rollout worker in service has acknowledged it;
+- V4 `loading` are the policies whose current version is not ready.
 """
 
 from __future__ import annotations
@@ -23,19 +24,27 @@ class WrongWeights(Exception):
 @dataclass(frozen=True, slots=True)
 class Versions:
     """`workers`: rollout workers in service. `served`: which of them acknowledged a version. `away`: workers that have not said since
-    the coordinator restarted what they hold; they serve nothing and are waited for."""
+    the coordinator restarted what they hold; they serve nothing and are waited for. `loading`: policies whose current version is not
+    ready (so that a barrier of many agents need not compare sets for each)."""
 
     workers: frozenset[WorkerName] = frozenset()
     current: Mapping[PolicyName, int] = field(default_factory=dict)
     adapters: Mapping[PolicyVersion, BlobRef] = field(default_factory=dict)
     served: Mapping[PolicyVersion, frozenset[WorkerName]] = field(default_factory=dict)
     away: frozenset[WorkerName] = frozenset()
+    loading: frozenset[PolicyName] = frozenset()
 
     def serving(self, version: PolicyVersion) -> frozenset[WorkerName]:
         return self.workers - self.away if version == BASE else self.served.get(version, frozenset())
 
     def ready(self, version: PolicyVersion) -> bool:
         return bool(self.workers) and self.serving(version) >= self.workers
+
+    def loaded(self, policy: PolicyName, number: int) -> bool:
+        """The same as `ready`, and quick for a current version."""
+        if self.current.get(policy) == number:
+            return policy not in self.loading
+        return self.ready(PolicyVersion(policy, number))
 
     def not_serving(self, version: PolicyVersion) -> tuple[WorkerName, ...]:
         return tuple(sorted(self.workers - self.serving(version)))
@@ -54,6 +63,7 @@ def publish(versions: Versions, version: PolicyVersion, adapter: BlobRef) -> Ver
         current={**versions.current, version.policy: version.version},
         adapters={**versions.adapters, version: adapter},
         served={**versions.served, version: frozenset()},
+        loading=versions.loading | {version.policy},
     )
 
 
@@ -66,38 +76,48 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
         raise WrongWeights(f"it loaded {version} with digest {digest[:12]}, published is {adapter.digest[:12]}")
     if worker not in versions.workers - versions.away:
         return versions
-    return replace(versions, served={**versions.served, version: versions.serving(version) | {worker}})
+    after = replace(versions, served={**versions.served, version: versions.serving(version) | {worker}})
+    if version.version == versions.current[version.policy] and after.ready(version):
+        return replace(after, loading=versions.loading - {version.policy})
+    return after
 
 
-def retire(versions: Versions, policy: PolicyName) -> tuple[Versions, tuple[PolicyVersion, ...]]:
+def retire(versions: Versions) -> tuple[Versions, tuple[PolicyVersion, ...]]:
     """Forget versions that nobody may ask for any more; returns those to unload."""
-    newest = versions.current.get(policy, -1)
-    old = tuple(sorted(v for v in versions.served if v.policy == policy and v.version <= newest - KEPT))
+    newest = versions.current
+    old = tuple(sorted(v for v in versions.served if v.version <= newest.get(v.policy, -1) - KEPT))
     if not old:
         return versions, ()
-    return replace(versions, served={v: by for v, by in versions.served.items() if v not in old}), old
+    gone = set(old)
+    return replace(versions, served={v: by for v, by in versions.served.items() if v not in gone}), old
 
 
 def join(versions: Versions, worker: WorkerName) -> tuple[Versions, tuple[PolicyVersion, ...]]:
     """A rollout worker enters service, or is back; returns what it must load."""
-    after = replace(versions, workers=versions.workers | {worker}, away=versions.away - {worker})
+    after = _loading(replace(versions, workers=versions.workers | {worker}, away=versions.away - {worker}))
     return after, tuple(sorted(v for v in versions.served if versions.adapters.get(v) is not None))
 
 
 def restart(versions: Versions) -> Versions:
     """The coordinator restarted: versions are what they were, and nobody serves them until it says so."""
-    return replace(versions, served={v: frozenset() for v in versions.served}, away=versions.workers)
+    return _loading(replace(versions, served={v: frozenset() for v in versions.served}, away=versions.workers))
 
 
 def leave(versions: Versions, worker: WorkerName) -> Versions:
     """A rollout worker is out of service: it serves nothing and is waited for no longer."""
     gone = {worker}
-    return replace(
+    left = replace(
         versions,
         workers=versions.workers - gone,
         served={v: by - gone for v, by in versions.served.items()},
         away=versions.away - gone,
     )
+    return _loading(left)
+
+
+def _loading(versions: Versions) -> Versions:
+    current = (PolicyVersion(policy, number) for policy, number in versions.current.items())
+    return replace(versions, loading=frozenset(v.policy for v in current if not versions.ready(v)))
 
 
 def violations(versions: Versions) -> list[str]:
@@ -108,4 +128,6 @@ def violations(versions: Versions) -> list[str]:
         found.append("V2")
     if any(versions.ready(version) and versions.not_serving(version) for version in versions.served):
         found.append("V3")
+    if versions.loading != _loading(versions).loading:
+        found.append("V4")
     return found

@@ -96,6 +96,12 @@ class Witness:
             case said.Arrive():
                 at = (message.round, message.phase, message.edge)
                 self._same(run.arrived.setdefault((at, message.agent), message), message, "I6 arrival")
+            case said.Arrivals():
+                at = (message.round, message.phase, message.edge)
+                columns = (message.agents, message.versions, message.samples or (0,) * len(message.agents))
+                for agent, version, samples in zip(*columns, strict=True):
+                    one = said.Arrive(message.run, *at, agent, version, samples)
+                    self._same(run.arrived.setdefault((at, agent), one), one, "I6 arrival")
             case said.OpenTurn():
                 self._open_turn(run, message)
             case said.EpisodeEnded():

@@ -22,7 +22,7 @@ SOMETIMES = (
     "straggler notice",
     "seat forfeited by the gate",
     "core: refused Generated",
-    "core: refused Arrive",
+    "core: refused Arrivals",
     "WorkerLost heard",
     "LoadFailed heard",
     "GenerateFailed heard",

@@ -30,6 +30,7 @@ from tinker.protocol import ToAny, ToHost
 from tinker.protocol.operations import Result
 from tinker.protocol.to_any import Draining, Refused, Welcome
 from tinker.protocol.to_coordinator import (
+    Arrivals,
     Arrive,
     Bye,
     EndRun,
@@ -97,7 +98,7 @@ class Client:
         self._asked = Asked()
         self._came: dict[Hashable, None] = {}
         self._groups = 0, 0  # groups of a rollout and of an evaluation
-        self._starts: dict[tuple[int, AgentName], Arrive] = {}
+        self._starts: dict[tuple[int, AgentName], Arrive | Arrivals] = {}
         self._ended: dict[tuple[int, Phase], list[EpisodeEnded]] = {}
         self._queued = ""
         send, self.plays = anyio.create_memory_object_stream[Play](4096)
@@ -146,11 +147,12 @@ class Client:
         self._ask(Admitted, Submit(spec))
         return cast(Admitted, await self._answer(Admitted))
 
-    async def arrive(self, message: Arrive) -> None:
-        """Say that an agent has arrived at a barrier; `opened` waits for the barrier."""
+    async def arrive(self, message: Arrive | Arrivals) -> None:
+        """Say that an agent has arrived at a barrier, or several together; `opened` waits for the barrier."""
+        agents = (message.agent,) if isinstance(message, Arrive) else message.agents
         if (message.phase, message.edge) == (Phase.UPDATE, Edge.START):
-            self._starts[message.round, message.agent] = message
-        self._ask((message.round, message.phase, message.edge, message.agent), message)
+            self._starts.update({(message.round, agent): message for agent in agents})
+        self._ask((message.round, message.phase, message.edge, agents), message)
 
     async def opened(self, round: int, phase: Phase, edge: Edge) -> Opened:
         """Wait until a barrier opens. No deadline: who is missing is said every 10 s, and the run's end answers."""

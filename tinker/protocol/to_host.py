@@ -15,6 +15,7 @@ from tinker.protocol.values import (
     PackedFloats,
     PackedIds,
     Phase,
+    PolicyName,
     PolicyVersion,
     RunId,
     SeatName,
@@ -53,14 +54,29 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A global barrier opened."""
+    """A global barrier opened. In columns: `members[k]` (in order of arrival) waited `waited[k]` seconds; `policies[k]`, in the order of
+    the run's agents, is at `numbers[k]`."""
 
     run: RunId
     round: int
     phase: Phase
     edge: Edge
-    waits: tuple[Wait, ...]
-    versions: tuple[PolicyVersion, ...]
+    members: tuple[str, ...]
+    waited: tuple[float, ...]
+    policies: tuple[PolicyName, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """How long each member waited, and for whom (the last to arrive)."""
+        last = self.members[-1] if self.members else ""
+        each = zip(self.members, self.waited, strict=True)
+        return tuple(Wait(member, seconds, "" if member == last else last) for member, seconds in each)
+
+    @property
+    def versions(self) -> tuple[PolicyVersion, ...]:
+        """What each agent plays with."""
+        return tuple(map(PolicyVersion, self.policies, self.numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tinker.protocol.to_coordinator import (
     ToCoordinator,
     WorkerLost,
 )
-from tinker.protocol.to_host import Missing, Opened, OperationFailed, Queued, RunStopped, TurnRefused, Wait
+from tinker.protocol.to_host import Missing, Opened, OperationFailed, Queued, RunStopped, TurnRefused
 from tinker.protocol.values import (
     AgentName,
     Edge,
@@ -60,7 +60,7 @@ def test_what_members_say(message: ToCoordinator, name: str, fields: dict[str, o
     ("message", "name", "fields"),
     [
         (
-            Opened(*AT, (Wait("a", 2.5, "b"), Wait("b", 0.0, "")), ()),
+            Opened(*AT, ("a", "b"), (2.5, 0.0), (), ()),
             "barrier opened",
             {"run": RUN, "round": 3, "phase": "rollout", "edge": "end", "waited": 2.5, "for": "b"},
         ),

@@ -133,12 +133,23 @@ class Host:
         if opened.phase == Phase.UPDATE:
             self.admitted = []
             idle = [each for each in self.spec.agents if not self.due(each)]
-            return [self.arrive(each, (opened.round, Phase.UPDATE, Edge.END)) for each in idle]
+            return self.arrive_some(idle, (opened.round, Phase.UPDATE, Edge.END))
         return []
 
     def arrive_all(self, at: At) -> list[object]:
         self.samples = {each.name: self.rng.randint(0, 2) for each in self.spec.agents}
-        return [self.arrive(each, at) for each in self.rng.sample(self.spec.agents, len(self.spec.agents))]
+        return self.arrive_some(self.rng.sample(self.spec.agents, len(self.spec.agents)), at)
+
+    def arrive_some(self, some: list[AgentSpec], at: At) -> list[object]:
+        """Some of them together, the others one by one."""
+        together = some[self.rng.randint(0, len(some)) :]
+        sends: list[object] = [self.arrive(each, at) for each in some if each not in together]
+        if together:
+            columns = zip(
+                *((each.name, self.version[each.name], self.samples[each.name]) for each in together), strict=True
+            )
+            sends.append(said.Arrivals(self.spec.run, *at, *map(tuple, columns)))  # type: ignore[arg-type]
+        return sends
 
     def arrive(self, each: AgentSpec, at: At) -> said.Arrive:
         return arrival(each.name, *at, self.version[each.name], self.samples.get(each.name, 0), run=self.spec.run)

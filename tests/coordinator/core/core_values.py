@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 from tinker.protocol.to_coordinator import (
     AgentSpec,
+    Arrivals,
     Arrive,
     Generated,
     Hello,
@@ -79,6 +80,14 @@ def arrival(
     who: str, round: int, phase: Phase, edge: Edge, number: int = 0, samples: int = 1, run: str = RUN
 ) -> Arrive:
     return Arrive(RunId(run), round, phase, edge, AgentName(who), number, samples)
+
+
+def arrivals(
+    who: Sequence[str], round: int, phase: Phase, edge: Edge, number: int = 0, samples: int = 1, run: str = RUN
+) -> Arrivals:
+    """Agents that come together, all with the same version and number of samples. A text names one agent with each letter."""
+    count = len(who)
+    return Arrivals(RunId(run), round, phase, edge, tuple(map(AgentName, who)), (number,) * count, (samples,) * count)
 
 
 def request(seat: str, wanted: PolicyVersion) -> SeatRequest:

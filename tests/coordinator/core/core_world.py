@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from core_hosts import Host
 from core_servers import Server
-from core_values import agent, arrival, canonical, host_hello, request, run_spec, server_hello, turn, version
+from core_values import agent, arrival, arrivals, canonical, host_hello, request, run_spec, server_hello, turn, version
 
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from tinker.protocol import to_coordinator as said
@@ -240,6 +240,10 @@ class World:
             arrival("nobody", *at, run=spec.run),
             arrival(who.name, 9, at[1], at[2], number, run=spec.run),
             arrival(who.name, *at, number, run="no run"),
+            arrivals([each.name for each in spec.agents], *at, number + 4, run=spec.run),
+            arrivals([who.name, "nobody"], *at, number, run=spec.run),
+            arrivals([who.name, who.name], *at, number, run=spec.run),
+            replace(arrivals([who.name], *at, number, run=spec.run), samples=(1, 2)),
             replace(played, requests=(replace(played.requests[0], policy=version("nobody", 0)), *played.requests[1:])),
             replace(played, requests=played.requests + played.requests, turn=replace(played.turn, number=99)),
             replace(played, turn=replace(played.turn, run=RunId("no run"))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from core_values import agent, blob, host_hello, server_hello, version
 
@@ -9,42 +11,45 @@ from coordinator.core import barrier, order, roster, versions
 from coordinator.core.roster import MemberRefused, Roster
 from coordinator.core.routing import choose
 from coordinator.core.versions import Versions, WrongWeights
-from tinker.protocol.to_host import Wait
 from tinker.protocol.values import BASE, PolicyName, WorkerName
 
 W1, W2, W3 = WorkerName("w1"), WorkerName("w2"), WorkerName("w3")
 AB = (agent("a"), agent("b"))
+A = frozenset("a")
 
 
 class TestBarrier:
     def test_it_opens_with_the_last_member_and_not_before(self) -> None:
         gate = barrier.gather(("a", "b", "c"))
         for name, opened in (("b", False), ("a", False), ("c", True)):
-            gate = barrier.arrive(gate, name, 1.0)
+            gate = barrier.arrive(gate, (name,), 1.0)
             assert gate.opened is opened and barrier.violations(gate) == []
 
     def test_a_second_arrival_changes_nothing(self) -> None:
-        gate = barrier.arrive(barrier.gather(("a", "b")), "a", 1.0)
-        assert barrier.arrive(gate, "a", 2.0) is gate
+        gate = barrier.arrive(barrier.gather(("a", "b")), ("a",), 1.0)
+        assert barrier.arrive(gate, ("a",), 2.0) is gate
         assert gate.missing == ("b",)
 
     def test_a_stranger_is_refused(self) -> None:
         with pytest.raises(KeyError, match="x"):
-            barrier.arrive(barrier.gather(("a",)), "x", 0.0)
+            barrier.arrive(barrier.gather(("a",)), ("a", "x"), 0.0)
 
     def test_without_members_it_is_open_at_birth(self) -> None:
         assert barrier.gather(()).opened
 
-    def test_it_knows_how_long_each_waited_and_for_whom(self) -> None:
-        gate = barrier.arrive(barrier.arrive(barrier.gather(("a", "b")), "b", 2.0), "a", 5.0)
-        assert gate.waits(6.0) == (Wait("b", 4.0, "a"), Wait("a", 1.0, ""))
+    def test_several_arrive_in_one_step_those_that_are_here_already_included(self) -> None:
+        gate = barrier.arrive(barrier.gather(("a", "b", "c")), ("b",), 2.0)
+        gate = barrier.arrive(gate, ("c", "b", "c", "a"), 5.0)
+        assert gate.arrived == (("b", 2.0), ("c", 5.0), ("a", 5.0)) and gate.opened
+        assert barrier.violations(gate) == []
 
     @pytest.mark.parametrize(
         ("state", "broken"),
         [
-            (barrier.Barrier(("a",), (("x", 0.0),)), ["B1"]),
-            (barrier.Barrier(("a",), opened=True), ["B2"]),
+            (barrier.Barrier(("a",), (("x", 0.0),), awaited=A), ["B1"]),
+            (barrier.Barrier(("a",), opened=True, awaited=A), ["B2"]),
             (barrier.Barrier(("a",), (("a", 0.0),)), ["B3"]),
+            (barrier.Barrier(("a", "b"), (("a", 0.0),), awaited=frozenset("ab")), ["B4"]),
         ],
     )
     def test_its_violations_are_found(self, state: barrier.Barrier, broken: list[str]) -> None:
@@ -69,7 +74,7 @@ class TestUpdateOrder:
         seen = ["".join(now)]
         while set(gate.due) - gate.done:
             for name in seen[-1]:
-                gate, now = order.finish(gate, name)  # type: ignore[arg-type]
+                gate, now = order.finish(gate, (name,))  # type: ignore[arg-type]
                 assert order.violations(gate) == []
             if now:
                 seen.append("".join(now))
@@ -78,9 +83,9 @@ class TestUpdateOrder:
     def test_the_next_group_waits_for_the_whole_group(self) -> None:
         three = (*AB, agent("c"))
         gate, _ = order.begin(three, (("a", "b"), ("c",)), 1, {"a": 1, "b": 1, "c": 1})  # type: ignore[arg-type]
-        gate, now = order.finish(gate, "a")  # type: ignore[arg-type]
+        gate, now = order.finish(gate, ("a",))  # type: ignore[arg-type]
         assert now == ()
-        assert order.finish(gate, "b")[1] == ("c",)  # type: ignore[arg-type]
+        assert order.finish(gate, ("b",))[1] == ("c",)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("every", "round", "samples", "is_due"),
@@ -89,11 +94,16 @@ class TestUpdateOrder:
     def test_who_is_due(self, every: int, round: int, samples: int, is_due: bool) -> None:
         assert order.due(agent("a", every), round, samples) is is_due
 
+    def test_agents_that_finish_together_let_the_next_group_in(self) -> None:
+        gate, _ = order.begin((*AB, agent("c")), (("a", "b"), ("c",)), 1, {"a": 1, "b": 1, "c": 1})  # type: ignore[arg-type]
+        after, now = order.finish(gate, ("b", "a"))  # type: ignore[arg-type]
+        assert now == ("c",) and order.violations(after) == []
+
     def test_finishing_twice_or_without_admission_changes_nothing(self) -> None:
         gate, _ = order.begin(AB, (("a",), ("b",)), 1, {"a": 1, "b": 1})  # type: ignore[arg-type]
-        assert order.finish(gate, "b") == (gate, ())  # type: ignore[arg-type]
-        after, _ = order.finish(gate, "a")  # type: ignore[arg-type]
-        assert order.finish(after, "a") == (after, ())  # type: ignore[arg-type]
+        assert order.finish(gate, ("b",)) == (gate, ())  # type: ignore[arg-type]
+        after, _ = order.finish(gate, ("a",))  # type: ignore[arg-type]
+        assert order.finish(after, ("a",)) == (after, ())  # type: ignore[arg-type]
 
     def test_when_nobody_is_due_nobody_is_admitted(self) -> None:
         gate, now = order.begin(AB, (), 1, {})
@@ -108,6 +118,7 @@ class TestVersions:
         for worker, ready in ((W1, False), (W2, True)):
             state = versions.acknowledge(state, version("a", 0), worker, "d0")
             assert state.ready(version("a", 0)) is ready and versions.violations(state) == []
+            assert state.loaded(PolicyName("policy of a"), 0) is ready
 
     def test_it_is_ready_too_when_the_last_worker_that_lacked_it_leaves(self) -> None:
         state = versions.acknowledge(self.ONE, version("a", 0), W1, "d0")
@@ -136,7 +147,7 @@ class TestVersions:
         state = self.ONE
         for number in (1, 2, 3):
             state = versions.publish(state, version("a", number), blob(f"d{number}"))
-        state, old = versions.retire(state, PolicyName("policy of a"))
+        state, old = versions.retire(state)
         assert old == (version("a", 0), version("a", 1))
         assert set(state.served) == {version("a", 2), version("a", 3)}
 
@@ -144,6 +155,22 @@ class TestVersions:
         state, wanted = versions.join(self.ONE, W3)
         assert wanted == (version("a", 0),)
         assert state.not_serving(version("a", 0)) == (W1, W2, W3)
+
+    def test_a_current_version_is_loading_again_when_a_worker_joins(self) -> None:
+        state = versions.acknowledge(
+            versions.acknowledge(self.ONE, version("a", 0), W1, "d0"), version("a", 0), W2, "d0"
+        )
+        joined, _ = versions.join(state, W3)
+        assert (state.loading, joined.loading) == (frozenset(), {"policy of a"})
+        assert versions.leave(joined, W3).loading == frozenset()
+        assert versions.violations(replace(joined, loading=frozenset())) == ["V4"]
+
+    def test_of_an_older_version_it_is_known_too_whether_it_is_loaded(self) -> None:
+        state = versions.acknowledge(
+            versions.acknowledge(self.ONE, version("a", 0), W1, "d0"), version("a", 0), W2, "d0"
+        )
+        state = versions.publish(state, version("a", 1), blob("d1"))
+        assert (state.loaded(PolicyName("policy of a"), 0), state.loaded(PolicyName("policy of a"), 1)) == (True, False)
 
     def test_a_stranger_s_acknowledgement_changes_nothing(self) -> None:
         assert versions.acknowledge(self.ONE, version("a", 0), W3, "d0") is self.ONE

@@ -30,7 +30,7 @@ from tinker.protocol.to_coordinator import (
     ToCoordinator,
     WorkerOffer,
 )
-from tinker.protocol.to_host import Opened, Wait
+from tinker.protocol.to_host import Opened
 from tinker.protocol.values import (
     AgentName,
     Edge,
@@ -119,7 +119,7 @@ async def check_metrics(here: Site) -> None:
     await here.says(HOST, Submit(SPEC), Arrive(RUN, 2, Phase.ROLLOUT, Edge.START, AgentName("ann"), 0))
     await here.says(Bye("a stranger"))
     here.clock.advance(3.0)
-    opening = Opened(RUN, 1, Phase.UPDATE, Edge.END, (Wait("ann", 0.05, "bob"), Wait("bob", 20.0, "")), ())
+    opening = Opened(RUN, 1, Phase.UPDATE, Edge.END, ("ann", "bob"), (0.05, 20.0), (), ())
     here.daemon.on_opened(opening)
     found = await here.metrics()
     expected = {
@@ -192,7 +192,7 @@ async def test_every_metric_is_scraped_and_no_label_holds_an_episode() -> None:
         await here.says(SERVER)
         host = await here.says(HOST, Submit(SPEC))
         await here.says(OpenTurn(TurnId(RUN, EpisodeId(1, Phase.ROLLOUT, 7), 0), (), 1.0), by=host)
-        here.daemon.on_opened(Opened(RUN, 1, Phase.ROLLOUT, Edge.START, (Wait("ann", 0.0, ""),), ()))
+        here.daemon.on_opened(Opened(RUN, 1, Phase.ROLLOUT, Edge.START, ("ann",), (0.0,), (), ()))
         text = (await here.http.get("/metrics")).text
     assert [name for name in names() if f"# HELP {name.removesuffix('_total')}" not in text] == []
     assert "1/rollout/7" not in text
