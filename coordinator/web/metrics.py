@@ -56,6 +56,11 @@ READINGS = (
     Reading("opentinker_uptime_seconds", "Since the daemon began.", _one(lambda now, daemon: now.uptime)),
     Reading("opentinker_draining", "1 while nothing new begins.", _one(lambda now, daemon: bool(now.draining))),
     Reading(
+        "opentinker_journal_stuck",
+        "1 while the journal cannot be written and everybody waits.",
+        _one(lambda now, daemon: bool(daemon.stuck)),
+    ),
+    Reading(
         "opentinker_lease_age_seconds",
         "Since each member was last heard.",
         lambda now, daemon: [((peer.name, peer.role), peer.lease_age) for peer in now.peers],

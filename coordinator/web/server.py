@@ -11,6 +11,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import anyio
@@ -38,7 +39,8 @@ def application(daemon: Daemon) -> Starlette:
     began = daemon.clock.now()
 
     def look() -> Snapshot:
-        return snapshot(daemon.core, daemon.clock.now(), began)
+        taken = snapshot(daemon.core, daemon.clock.now(), began)
+        return replace(taken, counts=dict(sorted((daemon.core.counts + daemon.counts).items())))
 
     metrics = Metrics(daemon, look)
     daemon.on_opened = metrics.opened
@@ -49,6 +51,8 @@ def application(daemon: Daemon) -> Starlette:
     async def readyz(_: Request) -> Response:
         if daemon.core.draining:
             return PlainTextResponse(f"draining: {daemon.core.draining}\n", 503)
+        if daemon.stuck:
+            return PlainTextResponse(f"nothing goes on: {daemon.stuck}\n", 503)
         if not daemon.serving:
             return PlainTextResponse("not serving yet\n", 503)
         return PlainTextResponse("ready\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import httpx
@@ -105,6 +105,10 @@ async def check_health(here: Site) -> None:
 async def check_readiness(here: Site) -> None:
     host = await here.says(HOST)
     assert (await here.http.get("/readyz")).status_code == 200
+    here.daemon.stuck = "the disk is full"
+    answer = await here.http.get("/readyz")
+    assert (answer.status_code, answer.text) == (503, "nothing goes on: the disk is full\n")
+    here.daemon.stuck = ""
     here.daemon.stop()
     while not here.daemon.core.draining:
         await checkpoint()
@@ -147,8 +151,11 @@ async def check_status(here: Site) -> None:
     answer = await here.http.get("/status.json")
     told = SNAPSHOT.validate_json(answer.content)
     assert answer.headers["content-type"] == "application/json"
-    assert told == snapshot(here.daemon.core, 101.0, 100.0)
+    assert replace(told, counts={}) == replace(snapshot(here.daemon.core, 101.0, 100.0), counts={})
     assert [(queued.run, queued.host) for queued in told.queue] == [("run", "host")]
+    await here.says(Bye("a stranger"))
+    told = SNAPSHOT.validate_json((await here.http.get("/status.json")).content)
+    assert told.counts == {"refused Bye": 1}
 
 
 CHECKS: dict[str, Callable[[Site], Awaitable[None]]] = {
