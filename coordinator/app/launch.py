@@ -18,6 +18,8 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from coordinator.app.access import VARIABLES
+
 READY = 180.0  # seconds a child may take until it is ready (a large model loads slowly)
 GRACE = 10.0
 
@@ -39,7 +41,7 @@ class Child:
         """Start `opentinker ARGUMENTS` with this interpreter."""
         command = [sys.executable, "-m", "coordinator.cli.main", *arguments, "--parent", str(os.getpid())]
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in VARIABLES},  # ours need no keys
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(_root()), os.environ.get("PYTHONPATH", "")))),
         }

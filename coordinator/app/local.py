@@ -22,6 +22,7 @@ import anyio
 
 from agents.learner import Learner, LearnerOptions
 from coordinator.app import findings
+from coordinator.app.access import Keys
 from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
@@ -64,9 +65,10 @@ class RunRequest:
     command: str = ""
 
 
-async def play(request: RunRequest, progress: Progress) -> Exit:
+async def play(request: RunRequest, progress: Progress, keys: Keys = Keys()) -> Exit:  # noqa: B008 (it is frozen)
     """Play one run from start to end. Never raises for anything that can go wrong with it: the exit says what did."""
-    return await Play(request, progress).run()
+    name = f"{keys.name or 'host'}-{os.getpid()}"
+    return await Play(request, progress, transport=ZmqTransport(keys.security()), name=name).run()
 
 
 @dataclass(slots=True)
@@ -251,7 +253,7 @@ class Play:
             exit,
             findings.changes(rows, headline),
             sample_transcripts(training),
-            tuple(_files(directory)),
+            tuple(_files(directory, bool(rows))),
             seconds,
             findings.warnings(rows, self.request.config.groups),
         )
@@ -262,6 +264,9 @@ class Play:
                     directory.write_bytes("curves.png", picture)
                 page = summary(self.facts, rows, result, curves="curves.png" if picture is not None else "")
                 directory.write_text("summary.md", page)
+        except RunDirectoryError as error:
+            self.progress.note(str(error))
+        try:
             directory.finish(exit)
         except RunDirectoryError as error:
             self.progress.note(str(error))
@@ -351,13 +356,12 @@ def sample_transcripts(training: Training | None) -> tuple[str, ...]:
     return tuple(render(episode.recording) for episode in chosen)
 
 
-def _files(directory: RunDirectory) -> list[tuple[str, Path]]:
+def _files(directory: RunDirectory, written: bool) -> list[tuple[str, Path]]:
+    """Where everything lies; `written`: the pages will be there, too."""
     names = (
         ("summary", "summary.md"),
         ("metrics", "metrics.jsonl"),
         ("adapters", "adapters"),
         ("recordings", "recordings"),
     )
-    return [
-        (what, directory.path / name) for what, name in names if (directory.path / name).exists() or what == "summary"
-    ]
+    return [(what, directory.path / name) for what, name in names if written or (directory.path / name).exists()]

@@ -6,7 +6,6 @@ once), and leaves when the process that started it is gone (`parent`), so that n
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import os
@@ -20,19 +19,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 import anyio
 import structlog
 
+from coordinator.app.access import Access, Keys, check_listen, check_loopback, follow_file
+from coordinator.app.arrays import Arrays
 from coordinator.app.daemon import DRAIN, Daemon
+from coordinator.app.journal import Recorder, open_journal
 from coordinator.core.coordinator import Coordinator
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
-from tinker.protocol.values import LoraSpec, ModelCard, PeerName
+from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import MonotonicClock
-from tinker.runtime.transport import ZmqTransport
+from tinker.runtime.transport import Listener, ZmqTransport
 from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
 from tinker.tokens import Tokenizer, check_model_dir
 
@@ -44,7 +45,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain.
-    `keys`: its own, and whom it lets in."""
+    `keys`: its own, and whom it lets in. `journal`: its directory (None: what it knows ends with it)."""
 
     bind: str
     name: str
@@ -52,6 +53,7 @@ class CoordinatorSettings:
     http: str = ""
     grace: float = DRAIN
     keys: Keys = Keys()
+    journal: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +76,53 @@ class TaskServerSettings:
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
-    """Serve until told to stop, then drain. UnsafeAddress or AddressInUse before anything is done."""
-    check_loopback(settings.bind)
+    """Serve until told to stop, then drain. UnsafeAddress, AddressInUse or JournalError before anything is done."""
+    keys = settings.keys
+    check_listen(settings.bind, keys)
     async with AsyncExitStack() as stack:
         listening = None
         if settings.http:
             from coordinator.web import server as web  # only who wants it waits for it
 
-            check_loopback(f"http://{settings.http}")
+            check_loopback(settings.http)
             listening = stack.enter_context(web.bound(settings.http))
-        listener = ZmqTransport().listen(settings.bind)
-        daemon = Daemon(Coordinator(PeerName(settings.name)), listener, MonotonicClock(), grace=settings.grace)
+        listener = ZmqTransport(keys.security()).listen(settings.bind)
+        access = Access(listener, keys.authorized)
+        recorder, arrays = _recorder(settings, stack)
+        daemon = Daemon(
+            recorder.core,
+            listener,
+            MonotonicClock(),
+            grace=settings.grace,
+            access=access,
+            recorder=recorder,
+            arrays=arrays,
+        )
         pages = {"http": await stack.enter_async_context(web.serving(daemon, listening))} if listening else {}
         _ready(listener.address, **pages)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
+            if keys.authorized is not None:
+                tasks.start_soon(follow_file, keys.authorized, MonotonicClock(), listener, name="authorized keys")
             await daemon.serve()
             tasks.cancel_scope.cancel()
+
+
+def _recorder(settings: CoordinatorSettings, stack: AsyncExitStack) -> tuple[Recorder, Arrays]:
+    """The core, where its journal has left it."""
+    core = Coordinator(PeerName(settings.name))
+    if settings.journal is None:
+        return Recorder(core), Arrays()
+    recorder = open_journal(settings.journal, core, MonotonicClock().now())
+    assert recorder.journal is not None
+    stack.callback(recorder.journal.close)
+    log = structlog.get_logger("coordinator")
+    if recorder.journal.repaired:
+        log.warning("journal repaired", what=recorder.journal.repaired)
+    log.info(
+        "journal", directory=str(settings.journal), epoch=core.epoch, runs=len(core.runs), away=len(core.roster.away)
+    )
+    return recorder, Arrays(settings.journal)
 
 
 async def run_taskserver(settings: TaskServerSettings) -> None:
@@ -129,15 +161,18 @@ class _Stop:
 
 async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _Stop) -> None:
     tokenizer = Tokenizer.from_dir(settings.model)
-    transport = ZmqTransport()
+    keys = settings.keys
+    check_listen(settings.data, keys)
+    transport = ZmqTransport(keys.security(Role.HOST, Role.TASKSERVER))
+    coordinator = keys.to(settings.coordinator)
     async with make_engine(settings, tokenizer) as engine:
-        data_listener = transport.listen(LOOPBACK, BULK_LIMITS)
+        data_listener = transport.listen(settings.data, BULK_LIMITS)
         store = BundleStore(spool, endpoint=data_listener.address)
         server = TaskServer(
             PeerName(settings.name),
             engine,
             tokenizer.bundle(),
-            transport.connect(settings.coordinator),
+            transport.connect(coordinator),
             store,
             BulkServer(store, data_listener),
             BulkClient(partial(transport.connect, limits=BULK_LIMITS)),
@@ -149,11 +184,20 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _St
         )
         stop.server = server
         try:
-            await server.serve()
+            await _serving(server, keys, data_listener)
         finally:
             with anyio.CancelScope(shield=True):
                 await server.leave("it was told to stop")
                 await data_listener.aclose()
+
+
+async def _serving(server: TaskServer, keys: Keys, data: Listener) -> None:
+    """Until the server ends; meanwhile the data connection's keys are those of the file."""
+    async with anyio.create_task_group() as tasks:
+        if keys.authorized is not None:
+            tasks.start_soon(follow_file, keys.authorized, MonotonicClock(), data, name="authorized keys")
+        await server.serve()
+        tasks.cancel_scope.cancel()
 
 
 def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:

@@ -31,6 +31,8 @@ CALLS = {
     Role.HOST: frozenset(get_args(OfHost | OfAnybody)),
     Role.TASKSERVER: frozenset(get_args(OfWorker | OfAnybody)),
     Role.OPERATOR: frozenset(get_args(OfAnybody)),
+    Role.PLAYER: frozenset(get_args(OfAnybody)),
+    Role.VIEWER: frozenset(get_args(OfAnybody)),
 }
 
 

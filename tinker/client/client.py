@@ -59,7 +59,7 @@ from tinker.protocol.to_host import (
 from tinker.protocol.values import AgentName, Edge, Phase, RunId
 from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import WireError, decode, encode
-from tinker.runtime.transport import Closed, Connection, PeerSlow
+from tinker.runtime.transport import Closed, Connection, PeerSlow, Unauthorized
 
 Received = ToHost | ToAny
 GRACE = 5.0  # seconds for the last messages when leaving
@@ -122,8 +122,12 @@ class Client:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_lease, name="keep lease")
                 tasks.start_soon(self._ask_again, name="ask again")
-                with suppress(Closed):
+                try:
                     reason = await self._read()
+                except Unauthorized as error:
+                    reason = str(error)
+                except Closed:
+                    pass
                 tasks.cancel_scope.cancel()
         finally:
             self._lost(reason)
@@ -214,9 +218,9 @@ class Client:
             self._asked.drop(key)
 
     def _send(self, message: Any) -> None:
-        """A frame that finds no room is lost like one that is lost on the way."""
+        """A frame that finds no room, or comes after we have left, is lost like one that is lost on the way."""
         if self._waiters.broken is None or isinstance(message, Bye | EndRun):
-            with suppress(PeerSlow):
+            with suppress(PeerSlow, Closed):
                 self._connection.send(encode(message))
 
     async def _ask_again(self) -> None:

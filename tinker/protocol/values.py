@@ -62,6 +62,8 @@ class Role(StrEnum):
     HOST = "host"
     TASKSERVER = "taskserver"
     OPERATOR = "operator"
+    PLAYER = "player"
+    VIEWER = "viewer"
 
 
 class PoolKind(StrEnum):

@@ -57,13 +57,13 @@ def decode(data: bytes, expected: Any) -> Any:
     version, kind = array[0], array[1]
     if type(version) is not int or version != VERSION:
         raise WireError(
-            f"peer speaks version {version!r:.40}, we speak {VERSION}: run the same major version on both ends"
+            f"peer speaks version {_harmless(version)}, we speak {VERSION}: run the same major version on both ends"
         )
     cached = _TABLES.get(id(expected))
     table = cached[1] if cached else _table(expected)
     validator = table.get(kind) if type(kind) is str else None
     if validator is None:
-        raise WireError(f"unknown kind {kind!r:.60}: expected one of {', '.join(table)}")
+        raise WireError(f"unknown kind {_harmless(kind)}: expected one of {', '.join(table)}")
     del array[:2]
     try:
         return validator.validate_python(array)
@@ -90,6 +90,12 @@ def _unpack(data: bytes) -> list[Any]:
     if type(array) is not list or len(array) < 2:
         raise WireError("not a message: expected an array that begins with version and kind")
     return array
+
+
+def _harmless(value: Any) -> str:
+    """A number or a name as it is; of anything else a peer sent, our errors, which go to logs, say only what it is."""
+    short = type(value) is str and len(value) <= 40 and value.isascii() and value.isidentifier()
+    return repr(value) if short or isinstance(value, int | float | None) else f"({type(value).__name__}, no name)"
 
 
 def _no_map(_: dict[Any, Any]) -> None:
