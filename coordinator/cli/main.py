@@ -16,8 +16,12 @@ import typer
 
 from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
 from coordinator.app.names import clashes
+from coordinator.cli.keys import app as keys_app
 from scenarios import ScenarioError, load_scenario
 from tinker import __version__
+from tinker.runtime.keys import KeyFileError
+from tinker.runtime.transport import TransportError
+from tinker.runtime.transport.security import SECRET
 
 app = typer.Typer(
     name="opentinker",
@@ -27,11 +31,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(keys_app, name="keys")
+
 ADDRESS = "tcp://127.0.0.1:7654"
 STATUS = "127.0.0.1:7655"
 FOLLOW = 2.0  # seconds between two looks of `status --follow`
 Grace = Annotated[float, typer.Option(min=0.0, help="Seconds to drain when told to stop.")]
 Log = Annotated[Literal["logfmt", "json"], typer.Option(help="How the log on stderr is written, one event a line.")]
+KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Our own secret key (OPENTINKER_KEY).")]
+ServerKey = Annotated[
+    str,
+    typer.Option(
+        "--server-key", metavar="PUBLICKEY|FILE", help="The coordinator's public key (OPENTINKER_SERVER_KEY)."
+    ),
+]
+AuthorizedFile = Annotated[
+    Path | None,
+    typer.Option("--authorized", metavar="FILE", help="Keys that may connect to us (OPENTINKER_AUTHORIZED)."),
+]
 Parent = Annotated[int, typer.Option(hidden=True, help="Leave when this process is gone.")]
 
 
@@ -40,6 +57,12 @@ def main() -> None:
     found = clashes()
     if found:
         print("\n".join(found), file=sys.stderr)
+        sys.exit(2)
+    if any(SECRET.search(word) for word in sys.argv[1:]):  # other users of this machine can read it there
+        print(
+            "opentinker: a secret key on the command line is secret no more: make a new one, name its file",
+            file=sys.stderr,
+        )
         sys.exit(2)
     app()
 
@@ -78,19 +101,28 @@ def run(
             metavar="ADDRESS", help="Use a running coordinator and its task servers instead of starting them."
         ),
     ] = "",
+    key: KeyFile = None,
+    server_key: ServerKey = "",
     check: Annotated[
         bool, typer.Option("--check", help="Only check everything that can be checked, and print the configuration.")
     ] = False,
 ) -> None:
     """Play and train a scenario."""
+    from coordinator.app.access import Keys, UnsafeAddress, given_keys
     from coordinator.app.checks import check_address, checked
     from coordinator.app.console import watching
     from coordinator.app.local import RunRequest, play
+    from coordinator.app.models import called
     from coordinator.app.rundir import RunDirectory, RunDirectoryError
 
+    keys = Keys()
     try:
         if coordinator:
             check_address(coordinator)
+            keys = given_keys(key, server_key, None, os.environ)
+            coordinator = keys.to(coordinator)
+        elif key or server_key:
+            raise ConfigError("--key and --server-key are for a run with --coordinator; one on this machine needs none")
         chosen = load_scenario(scenario)
         flags = {"seed": seed, "rounds": rounds, "model": model, "engine": engine}
         layers = [read_toml(config)] if config else []
@@ -102,34 +134,45 @@ def run(
             print(text)
             return
         directory = RunDirectory.create(out, chosen.name, text)
-    except (ConfigError, ScenarioError, RunDirectoryError) as error:
+    except (ConfigError, ScenarioError, RunDirectoryError, KeyFileError, TransportError, UnsafeAddress) as error:
         _refuse(error)
-    named = str(given.get("model", "")) if coordinator else path
+    named = called(str(given.get("model", ""))) if coordinator else path
     request = RunRequest(resolved, chosen, directory, coordinator, named, " ".join(["opentinker", *sys.argv[1:]]))
     with watching() as progress:
-        exit = anyio.run(play, request, progress)
-    if exit.code:
+        exit = anyio.run(play, request, progress, keys)
+    if exit.code and not sys.stdout.isatty():  # on a terminal the report has said it
         print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
     raise typer.Exit(exit.code)
 
 
 @app.command()
 def coordinator(
-    bind: Annotated[str, typer.Option(help="Where to listen (loopback or ipc only).")] = ADDRESS,
+    bind: Annotated[str, typer.Option(help="Where to listen (without keys: loopback or ipc only).")] = ADDRESS,
     name: Annotated[str, typer.Option(help="This coordinator's name.")] = "coordinator",
     http: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="Serve health, metrics and status over HTTP here (loopback only)."),
     ] = "",
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep a journal here; started again with it, runs go on (default: none)."),
+    ] = None,
     grace: Grace = 10.0,
     log_format: Log = "logfmt",
+    key: KeyFile = None,
+    authorized: AuthorizedFile = None,
     parent: Parent = 0,
 ) -> None:
     """Run a coordinator daemon."""
+    from coordinator.app.access import given_keys
     from coordinator.app.processes import CoordinatorSettings, log_to_stderr, run_coordinator
 
     log_to_stderr(log_format)
-    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace)))
+    try:
+        keys = given_keys(key, "", authorized, os.environ)
+    except KeyFileError as error:
+        _refuse(error)
+    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace, keys, journal=journal)))
 
 
 @app.command()
@@ -143,11 +186,18 @@ def taskserver(
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
     ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to serve bundles, as hosts on other machines reach it.")
+    ] = "tcp://127.0.0.1:0",
     grace: Grace = 10.0,
     log_format: Log = "logfmt",
+    key: KeyFile = None,
+    server_key: ServerKey = "",
+    authorized: AuthorizedFile = None,
     parent: Parent = 0,
 ) -> None:
     """Run a task server: rollout, forward and update pools on one model."""
+    from coordinator.app.access import given_keys
     from coordinator.app.models import model_directory
     from coordinator.app.processes import TaskServerSettings, log_to_stderr, run_taskserver
 
@@ -156,11 +206,12 @@ def taskserver(
         if engine not in ("torch", "scripted"):
             raise ConfigError(f"--engine is {engine!r}; choose torch or scripted")
         directory = model_directory(model)
-    except ConfigError as error:
+        keys = given_keys(key, server_key, authorized, os.environ)
+    except (ConfigError, KeyFileError) as error:
         _refuse(error)
     settings = TaskServerSettings(
         coordinator=coordinator,
-        name=name or f"taskserver-{os.getpid()}",
+        name=name or f"{keys.name or 'taskserver'}-{os.getpid()}",
         model=directory,
         engine=engine,
         threads=threads,
@@ -168,6 +219,8 @@ def taskserver(
         spool=spool,
         parent=parent,
         grace=grace,
+        keys=keys,
+        data=data,
     )
     _serve(run_taskserver(settings))
 
@@ -215,8 +268,9 @@ def scenarios() -> None:
 
 def _serve(daemon: Coroutine[Any, Any, None]) -> None:
     """Run a daemon to its end; what is the operator's to mend is one line and exit code 2."""
-    from coordinator.app.processes import UnsafeAddress
+    from coordinator.app.access import UnsafeAddress
     from tinker.engines.engine import EngineError
+    from tinker.runtime.journal import JournalError
     from tinker.runtime.transport import TransportError
     from tinker.server.taskserver import NotWelcome, TaskServerError
 
@@ -225,7 +279,7 @@ def _serve(daemon: Coroutine[Any, Any, None]) -> None:
 
     try:
         anyio.run(run)
-    except* (UnsafeAddress, TransportError, EngineError, NotWelcome) as group:
+    except* (UnsafeAddress, KeyFileError, TransportError, EngineError, NotWelcome, JournalError) as group:
         _refuse(group)
     except* TaskServerError as group:
         _refuse(group, code=3)
