@@ -59,8 +59,8 @@ def told(member: PeerName, message: object) -> Event | None:
         return None
     match message:
         case Opened():
-            longest = max(message.waits, key=lambda wait: wait.seconds, default=None)
-            waited = {"waited": round(longest.seconds, 3), "for": longest.last} if longest else {}
+            last = message.members[-1] if len(message.members) > 1 else ""
+            waited = {"waited": round(message.waited[0], 3), "for": last} if message.waited else {}  # the first waited longest
             return Event("info", "barrier opened", {**_barrier(message), **waited})
         case Missing():
             members = {"missing": ", ".join(message.missing), "arrived": ", ".join(message.arrived)}
