@@ -20,11 +20,14 @@ class WatchedCore(Coordinator):
     """A coordinator that tells its witness what its state may not be."""
 
     witness: Witness
+    awake = False  # while the journal is folded nobody looks
 
     def join(self, hello: said.Hello, now: float) -> Any:
         return self.watch(super().join(hello, now))
 
     def step(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Any:
+        if not self.awake:
+            return super().step(peer, message, now)
         before = sum(self.counts.values())
         flying = sum(self.turns.in_flight.values())
         sends = super().step(peer, message, now)
@@ -48,17 +51,19 @@ class WatchedCore(Coordinator):
 
     def lose(self, peer: PeerName, reason: str, now: float) -> Any:
         sends = super().lose(peer, reason, now)
-        if any(isinstance(each, Generate) for _, each in sends):
+        if self.awake and any(isinstance(each, Generate) for _, each in sends):
             self.witness.did["turn re-routed after a loss"] += 1
         return self.watch(sends)
 
     def tick(self, now: float) -> Any:
         sends = super().tick(now)
-        if any(isinstance(each, Missing) for _, each in sends):
+        if self.awake and any(isinstance(each, Missing) for _, each in sends):
             self.witness.did["straggler notice"] += 1
         return self.watch(sends)
 
     def watch(self, sends: Any) -> Any:
+        if not self.awake:
+            return sends
         witness = self.witness
         witness.broken += self.violations()
         for run in self.runs.values():

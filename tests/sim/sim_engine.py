@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -33,6 +33,7 @@ class Mood:
     generate: float = 0.0
     load: float = 0.0
     update: float = 0.0
+    stale: float = 0.0  # the answer comes from the version before
     forget: float = 0.0  # raises out of the worker, which ends it (it is started again a few times)
     latency: tuple[float, float] = (0.001, 0.3)
 
@@ -50,7 +51,11 @@ class SimEngine(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         await anyio.sleep(self._rng.uniform(*self._mood.latency))
         self._maybe(self._mood.generate, "out of memory")
-        return await super().generate(request)
+        answer = await super().generate(request)
+        if self._rng.random() < self._mood.stale:
+            self._witness.did["answer of another version"] += 1
+            return replace(answer, version=replace(answer.version, version=answer.version.version - 1))
+        return answer
 
     async def load(self, version: PolicyVersion, adapter: Files) -> None:
         await anyio.sleep(self._rng.uniform(0.01, 0.5))

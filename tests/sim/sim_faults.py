@@ -37,6 +37,28 @@ def slow_network(world: World) -> None:
     world.net.weather.spike = world.rng.choice((0.0, 0.05))
 
 
+def lossy(world: World) -> None:
+    world.net.weather.loss = world.rng.choice((0.02, 0.1, 0.3))
+    world.later(world.rng.uniform(1.0, 6.0), setattr, world.net.weather, "loss", 0.0)
+
+
+def doubling(world: World) -> None:
+    world.net.weather.duplicate = world.rng.choice((0.1, 0.5))
+
+
+def overtaking(world: World) -> None:
+    """Order is lost within connections too, as when a frame is lost and sent again."""
+    world.net.weather.overtake = world.rng.choice((0.05, 0.3))
+    world.net.weather.latency = (0.0, 0.2)
+
+
+def drop_connection(world: World) -> None:
+    """As `disconnect`, and its listener hears nothing of it."""
+    link = _link(world, _somebody(world))
+    if link is not None:
+        world.net.disconnect(link, told=False)
+
+
 def cut(world: World) -> None:
     """One direction between the coordinator and a peer stands still for a while."""
     peer = _somebody(world)
@@ -71,7 +93,7 @@ def kill_host(world: World) -> None:
 
 def freeze(world: World) -> None:
     """A process stands still (SIGSTOP, a long garbage collection) and goes on later."""
-    peer = world.rng.choice(("coordinator", _somebody(world)))
+    peer = world.rng.choice((world.coordinator, _somebody(world)))
     if world.loop.is_frozen(peer) or peer in world.net.dead:
         return
     world.loop.freeze(peer)
@@ -91,6 +113,12 @@ def jump(world: World) -> None:
 def bad_answers(world: World) -> None:
     world.mood.generate = world.rng.choice((0.1, 0.5))
     world.later(world.rng.uniform(0.5, 5.0), setattr, world.mood, "generate", 0.0)
+
+
+def stale_answers(world: World) -> None:
+    """Engines answer with a version that nobody asked for."""
+    world.mood.stale = world.rng.choice((0.1, 0.5))
+    world.later(world.rng.uniform(0.5, 5.0), setattr, world.mood, "stale", 0.0)
 
 
 def bad_loads(world: World) -> None:
@@ -120,6 +148,29 @@ def full_disk(world: World) -> None:
     world.later(world.rng.uniform(0.5, 6.0), world.disks.full.discard, machine)
 
 
+def kill_coordinator(world: World) -> None:
+    """It dies between two steps; its journal is whole."""
+    if world.coordinator not in world.net.dead:
+        world.kill_coordinator()
+
+
+def kill_while_writing(world: World) -> None:
+    """It dies at its next write: before anything is written, or before anything leaves."""
+    world.journal.written = world.rng.random() < 0.5
+    world.journal.crash = world.kill_coordinator
+
+
+def kill_machine(world: World) -> None:
+    """The coordinator's machine fails: what was not synced is gone."""
+    if world.coordinator not in world.net.dead:
+        world.kill_coordinator(machine=True)
+
+
+def full_journal(world: World) -> None:
+    world.journal.full = True
+    world.later(world.rng.uniform(0.5, 6.0), setattr, world.journal, "full", False)
+
+
 def calm(world: World) -> None:
     world.net.weather = Weather()
 
@@ -128,6 +179,10 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     each.__name__: each
     for each in (
         slow_network,
+        lossy,
+        doubling,
+        overtaking,
+        drop_connection,
         cut,
         disconnect,
         kill_server,
@@ -136,19 +191,38 @@ FAULTS: dict[str, Callable[[Any], None]] = {
         freeze,
         jump,
         bad_answers,
+        stale_answers,
         bad_loads,
         bad_updates,
         bad_workers,
         slow_engines,
         full_disk,
+        kill_coordinator,
+        kill_while_writing,
+        kill_machine,
+        full_journal,
         calm,
     )
 }
 
 
-BENIGN = frozenset(
-    {"slow_network", "join_server", "jump", "slow_engines", "bad_answers", "calm"}
-)  # no run ends by these
+BENIGN = frozenset(  # no run ends by these
+    {
+        "slow_network",
+        "lossy",
+        "doubling",
+        "drop_connection",
+        "join_server",
+        "jump",
+        "slow_engines",
+        "bad_answers",
+        "stale_answers",
+        "kill_coordinator",
+        "kill_while_writing",
+        "full_journal",
+        "calm",
+    }
+)
 
 
 def _somebody(world: World) -> str:

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+from sim_journal import SimJournal
 from sim_loop import LoopClock
 from sim_net import SimTransport
 from sim_scenarios import SCENARIOS
 from sim_store import Disks, SimBulk, SimStore
 
-from coordinator.app import local, training
+from coordinator.app import journal, local, training
 from coordinator.app.config import RunConfig, resolve
 from coordinator.app.local import Play, RunRequest
 from coordinator.app.progress import Silent
@@ -142,6 +143,7 @@ def simulated_disks(disks: Disks) -> Iterator[None]:
         return SimBulk(disks, machine)
 
     with (
+        mock.patch.object(journal, "Journal", SimJournal),
         mock.patch.object(local, "BundleStore", store),
         mock.patch.object(local, "BulkClient", bulk),
         mock.patch.object(local, "ChatTemplate", shared_template),

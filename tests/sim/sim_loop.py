@@ -12,7 +12,7 @@ import heapq
 import random
 from asyncio import events
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +76,10 @@ class SimLoop(asyncio.BaseEventLoop):
         context = copy_context()
         context.run(LIFE.set, Life(0, process))
         return self.create_task(coroutine, name=name, context=context)
+
+    def at(self, when: float, call: Callable[..., Any], *arguments: Any) -> None:
+        """Call it then, as nobody's: a process that is frozen meanwhile does not hold it up."""
+        self.call_at(when, call, *arguments, context=Context())
 
     # --- processes ---
 

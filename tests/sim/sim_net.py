@@ -88,7 +88,7 @@ class SimNetwork:
         self.did[f"disconnect {'told' if told else 'untold'}"] += 1
         self.did["frames lost with a connection"] += link.up.drop() + link.down.drop()
         link.away = self.loop.time() + self.rng.uniform(*RECONNECT)
-        self.loop.call_at(link.away, link.flush)
+        self.loop.at(link.away, link.flush)
         listener = self.listeners.get(link.address)
         if told and listener is not None:
             listener.lost(link.key)
@@ -112,7 +112,7 @@ class SimNetwork:
         listener = self.listeners.get(link.address)
         if listener is not None and told:
             end = max(self.loop.time() + after, link.up.last) + 1e-6
-            self.loop.call_at(end, listener.lost, link.key)
+            self.loop.at(end, listener.lost, link.key)
 
     def trace(self, sender: str, receiver: str, data: bytes, what: str) -> None:
         now = self.loop.time()
@@ -163,7 +163,7 @@ class Stream:
             return
         self.last = max(self.last, at)
         self._frames.append((self.last, data))
-        net.loop.call_at(self.last, self.pump)
+        net.loop.at(self.last, self.pump)
 
     def pump(self) -> None:
         """Hand over what is there by now."""
@@ -198,7 +198,7 @@ class SimTransport:
         self._net.listeners[address] = listener
         for link in self._net.links.values():
             if link.address == address:
-                self._net.loop.call_later(self._net.rng.uniform(*RECONNECT), link.flush)
+                self._net.loop.at(self._net.loop.time() + self._net.rng.uniform(*RECONNECT), link.flush)
         return listener
 
     def connect(self, address: str, limits: Limits = DEFAULT_LIMITS) -> SimConnection:

@@ -54,6 +54,7 @@ class RunAccount:
     turns: dict[TurnId, said.OpenTurn] = field(default_factory=dict)
     newest: dict[EpisodeId, int] = field(default_factory=dict)
     closed: dict[TurnId, told.TurnClosed] = field(default_factory=dict)
+    before: list[told.TurnClosed] = field(default_factory=list)  # closed by coordinators that have died since
     answers: dict[tuple[TurnId, SeatName, WorkerName], list[said.Generated]] = field(default_factory=dict)
     operations: dict[OpId, said.Operate] = field(default_factory=dict)
     outcomes: dict[OpId, object] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class Witness:
     def __init__(self) -> None:
         self.broken: list[str] = []
         self.runs: dict[RunId, RunAccount] = {}
+        self.accepted: frozenset[int] = frozenset()  # first ids of replies that parse
         self.published: dict[PolicyVersion, str] = {}
         self.newest: dict[PolicyName, int] = {}
         self.did: Counter[str] = Counter()
@@ -134,12 +136,22 @@ class Witness:
                 self._work(run, message)
             case told.TurnClosed():
                 self._turn_closed(run, message)
+            case told.TurnRefused():
+                current = run.newest.get(message.turn.episode) == message.turn.number
+                honest = current and message.turn.episode not in run.ended
+                self._check(not (honest and "is still open" in message.reason), f"I5 honest {message}")
             case told.OperationDone() | told.OperationFailed():
                 if message.op in run.outcomes:
                     self.did["outcome of an operation told again"] += 1
                 self._same(run.outcomes.setdefault(message.op, message), message, "I7 outcome")
                 if isinstance(message, told.OperationDone) and isinstance(message.result, Published):
                     run.known.add(message.result.version)
+
+    def restarted(self) -> None:
+        """The coordinator died and came again. It has forgotten its turns, so one that had closed may be opened once more."""
+        for run in self.runs.values():
+            run.before += run.closed.values()
+            run.closed.clear()
 
     def _open_turn(self, run: RunAccount, message: said.OpenTurn) -> None:
         turn = message.turn
@@ -273,11 +285,13 @@ class Witness:
         run = next(run for run in self.runs.values() if any(each.policy == policy for each in run.spec.agents))
         round = max(at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START))
         answers: Counter[tuple[int, ...]] = Counter()
-        for turn, closed in run.closed.items():
-            if (turn.episode.round, turn.episode.phase) == (round, Phase.ROLLOUT):
+        for closed in (*run.closed.values(), *run.before):
+            episode = closed.turn.episode
+            if (episode.round, episode.phase) == (round, Phase.ROLLOUT):
                 answers.update(tuple(unpack_ids(each.ids)) for each in closed.results if each.version.policy == policy)
         for row in rows:
             for stretch in _stretches(row):
+                self._check(stretch[0] in self.accepted, f"I4 {policy} trains on {stretch}, which did not parse")
                 answers[stretch] -= 1
                 self._check(answers[stretch] >= 0, f"I4 {policy} trains on {stretch}, which it did not say (so often)")
 

@@ -17,18 +17,23 @@ from typing import Any, cast
 import anyio
 import structlog
 from sim_core import WatchedCore
-from sim_engine import TOKENIZER, Mood, SimEngine
+from sim_engine import REPLIES, TOKENIZER, Mood, SimEngine
 from sim_faults import BENIGN, FAULTS, Plan
 from sim_host import SimPlay, make_play, simulated_disks
+from sim_journal import JournalDisk, SimJournal
 from sim_loop import LoopClock, SimLoop, SimulationError
 from sim_net import SimNetwork
 from sim_store import Disks, SimBulk, SimStore
 from sim_witness import ANY, Witness
 
+from coordinator.app.arrays import Arrays
 from coordinator.app.daemon import Daemon
+from coordinator.app.journal import fold, open_journal, snapshot
 from coordinator.app.rundir import Exit
+from coordinator.core.coordinator import REJOIN, RULES
 from tinker.protocol.values import PeerName, PoolKind
 from tinker.runtime.codec import WireError, decode
+from tinker.runtime.journal import JournalError
 from tinker.server.taskserver import Pool, TaskServer, TaskServerError
 
 PATIENCE = 400.0  # virtual seconds after the last fault within which every run has an outcome
@@ -54,6 +59,7 @@ class World:
     coordinator: str = ""
     plays: dict[str, SimPlay] = field(default_factory=dict)
     outcomes: dict[str, Exit] = field(default_factory=dict)
+    journal: JournalDisk = field(default_factory=JournalDisk)
     live: dict[str, TaskServer] = field(default_factory=dict)
     crashes: list[str] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
@@ -62,6 +68,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"world {self.seed}")
+        self.witness.accepted = frozenset(reply[0] for reply in REPLIES[:-1])
         self.net = SimNetwork(self.loop, self.seed, self.witness.sent, self.witness.arrived)
         self.disks = Disks(random.Random(f"disks {self.seed}"))
 
@@ -91,13 +98,41 @@ class World:
         return LoopClock(self.loop, self.rng.uniform(0.0, 1e5))
 
     def start_coordinator(self) -> None:
-        self.coordinator = "coordinator"
+        """A first one, or the one that comes after a crash: it folds the journal."""
+        self._born["coordinator"] += 1
+        number = self._born["coordinator"]
+        self.coordinator = "coordinator" if number == 1 else f"coordinator{number}"
         core = WatchedCore(PeerName("coordinator"), lease=LEASE)
         core.witness = self.witness
+        clock = self.clock()
+        try:
+            recorder = open_journal(cast(Any, self.journal), core, clock.now())
+        except JournalError:  # its disk is full: whoever keeps it running tries again
+            self.later(1.0, self.start_coordinator)
+            return
+        if self.coordinator in self.net.dead:  # it died at its first write
+            return
+        core.awake = True
+        core.watch([])
+        if number > 1:
+            self.witness.restarted()
+            self.note(f"a coordinator restarts with epoch {core.epoch}")
+            for run in core.runs.values():
+                self.did[f"coordinator restarted in {run.rounds.phase} {run.rounds.edge}"] += 1
         self.core = core
         listener = self.net.transport(self.coordinator).listen("coordinator")
-        daemon = Daemon(core, listener, self.clock(), cpu=lambda: 0.0)
+        arrays = Arrays()
+        arrays._tokenizers = self.journal.tokenizers
+        daemon = Daemon(core, listener, clock, cpu=lambda: 0.0, recorder=recorder, arrays=arrays)
         self.begin(self.coordinator, daemon.serve)
+
+    def kill_coordinator(self, *, machine: bool = False) -> None:
+        """It comes again soon, after the machine failed without what had not reached its disk."""
+        dead = self.coordinator
+        self.kill(dead)
+        if machine:
+            self.did["journal records lost with the machine"] += self.journal.lose_unsynced()
+        self.later(self.rng.uniform(0.1, 6.0), self.start_coordinator)
 
     def start_server(self, shape: str) -> str:
         number = self._born["server"]
@@ -189,6 +224,9 @@ class World:
                 missing = sorted(set(self.plays) - set(self.outcomes))
                 raise SimulationError(f"{missing} wait for ever; waiting:\n{self.loop.waiting()}")
         await self._watched(3 * LEASE)
+        until = self.loop.time() + REJOIN  # a host whose farewell was lost is given up
+        while self.core and (self.core.runs or self.core.queue) and self.loop.time() < until:
+            await self._watched(2 * LEASE)
         self.check_end()
 
     async def _watched(self, seconds: float) -> None:
@@ -206,9 +244,11 @@ class World:
     def end_faults(self) -> None:
         self.note("the faults are over")
         self.net.clear()
-        for name in ("generate", "load", "update", "forget"):
+        for name in ("generate", "stale", "load", "update", "forget"):
             setattr(self.mood, name, 0.0)
         self.disks.full.clear()
+        self.journal.full = False
+        self.journal.crash = None
         for process in [self.coordinator, *self.live, *self.plays]:
             if process not in self.net.dead:
                 self.loop.thaw(process)
@@ -222,8 +262,14 @@ class World:
             left = [*core.runs, *core.queue, *core.turns.tables]
             self.witness.broken.append(f"I5 the coordinator still holds {left} {core.turns.in_flight}")
         bad = {name: exit for name, exit in self.outcomes.items() if exit.reason != "finished"}
+        if "jump" in self.plan.faults:  # a start that was suspended gives up, and may be tried again
+            bad = {name: exit for name, exit in bad.items() if "no coordinator answers" not in exit.detail}
         if bad and BENIGN.issuperset(self.plan.faults):
             self.witness.broken.append(f"nothing happened that may end a run, but: {bad}")
+        again = WatchedCore(PeerName("coordinator"), lease=LEASE)
+        fold(again, SimJournal(self.journal, RULES).read())
+        if snapshot(again) != snapshot(core):
+            self.witness.broken.append("I8 the journal leads to another state than the coordinator's")
         for name, exit in self.outcomes.items():
             self.did[f"run ended: {exit.reason}"] += 1
             if exit.reason == "crashed":
@@ -232,7 +278,7 @@ class World:
 
     def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
         """Call it then, as the simulation."""
-        self.loop.call_later(seconds, call, *arguments)
+        self.loop.at(self.loop.time() + seconds, call, *arguments)
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.loop.time():9.3f}  * {text}")
