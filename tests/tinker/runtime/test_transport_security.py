@@ -283,6 +283,27 @@ async def test_garbage_before_the_handshake_is_counted_and_harms_nobody() -> Non
         await counted(listener, 4)
 
 
+async def test_a_peer_of_the_oldest_protocol_is_not_heard_and_harms_nobody() -> None:
+    """It needs no handshake, and its frames carry nothing that tells one connection from another. Such a peer once ended the daemon."""
+    listener = ZmqTransport().listen("tcp://127.0.0.1:0")
+    host, port = listener.address.removeprefix("tcp://").split(":")
+    good = ZmqTransport().connect(listener.address)
+    async with ends(listener, good):
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"\x01\x00" + b"\x05\x00junk")  # its (empty) identity, then a frame of four bytes
+            waiting = anyio.create_task_group()
+            async with waiting:
+
+                async def knock() -> None:
+                    while not listener.refused:
+                        await anyio.sleep(0.01)
+                    good.send(b"hello")
+
+                waiting.start_soon(knock)
+                assert (await frame(listener))[1] == b"hello"
+        assert listener.refused["no handshake of ours"] == 1
+
+
 def test_a_secret_is_in_no_text_of_a_pair() -> None:
     assert ANN.secret not in repr(ANN) + str(ANN) + repr(Security(ANN))
     with pytest.raises(ValueError) as caught:

@@ -191,7 +191,11 @@ class ZmqListener:
                     self._report_lost(gone)
                 return
             frame = receive(zmq.NOBLOCK, copy=False)
-            if self._guard is None or self._lets_in(self._guard, peer, frame):
+            if (
+                peer not in self._descriptor_of and _descriptor(frame) is None
+            ):  # from a peer so old that ZeroMQ does not know where it is: none of ours
+                self._failed["no handshake of ours"] += 1
+            elif self._guard is None or self._lets_in(self._guard, peer, frame):
                 if peer not in self._descriptor_of:
                     self._meet(peer, frame)
                 arrived.append(
@@ -212,7 +216,7 @@ class ZmqListener:
             self._known[peer] = (key, identity)
             return True
         self._failed["key was removed" if known is None else "connection of another key"] += 1
-        self._cut(peer, int(frame.get(zmq.SRCFD)))
+        self._cut(peer, _descriptor(frame))
         return False
 
     def _cut(self, peer: PeerKey, descriptor: int | None) -> None:
@@ -232,7 +236,8 @@ class ZmqListener:
     def _meet(self, peer: PeerKey, frame: zmq.Frame) -> None:
         """Remember which descriptor the peer is on. It may have gone already, and descriptors are re-used."""
         self._read_monitor()
-        descriptor = int(frame.get(zmq.SRCFD))
+        descriptor = _descriptor(frame)
+        assert descriptor is not None
         before = self._peer_at.get(descriptor)
         if before is not None:
             self._lost[before] = None
@@ -389,6 +394,14 @@ def _in_use(address: str) -> AddressInUse:
         f"{address} is already in use: stop the process that listens there, or choose another port "
         "(port 0, as in tcp://127.0.0.1:0, takes any free one)"
     )
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """Which connection the frame came on."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _shut_down(descriptor: int) -> None:
