@@ -16,6 +16,7 @@ import typer
 
 from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
 from coordinator.app.names import clashes
+from coordinator.cli.journal import app as journal_app
 from coordinator.cli.keys import app as keys_app
 from scenarios import ScenarioError, load_scenario
 from tinker import __version__
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 
 app.add_typer(keys_app, name="keys")
+app.add_typer(journal_app, name="journal")
 
 ADDRESS = "tcp://127.0.0.1:7654"
 STATUS = "127.0.0.1:7655"

@@ -33,7 +33,7 @@ from tinker.protocol.episodes import Recording
 from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.values import LoraSpec, LossSpec, ModelCard, PeerName, PolicyName
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
-from tinker.runtime.clock import MonotonicClock
+from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.transport import MemoryNetwork, Transport, ZmqTransport
 from tinker.server.taskserver import DEFAULT_POOLS, Pool, TaskServer
 from tinker.tokens import Tokenizer, check_model_dir
@@ -184,6 +184,7 @@ class World:
     place: Path
     tasks: TaskGroup
     scheme: str
+    clock: Clock = field(default_factory=MonotonicClock)
     engines: list[Keeping] = field(default_factory=list)
     servers: list[TaskServer] = field(default_factory=list)
     _scopes: list[anyio.CancelScope] = field(default_factory=list)
@@ -206,7 +207,7 @@ class World:
             store,
             BulkServer(store, data),
             bulk,
-            MonotonicClock(),
+            self.clock,
             1,
             pools,
             joined.set,
@@ -249,7 +250,7 @@ class World:
         directory = RunDirectory.create(self.place / name, scenario.name, config_text(config))
         progress = watcher or Notes()
         request = RunRequest(config, scenario, directory, self.address, model)
-        play = Play(request, progress, transport=self.transport, name=f"host-{name}")
+        play = Play(request, progress, self.clock, self.transport, name=f"host-{name}")
         play.machine = machine or play.machine
         if not pages:
             play.draw = lambda rows, headline: None

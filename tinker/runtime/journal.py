@@ -204,13 +204,6 @@ class Journal:
         self.bytes += len(data)
         self.records += len(records)
 
-    def prune(self, keep: int = 1) -> list[Path]:
-        """Remove the oldest segments and keep the newest ones; returns what was removed."""
-        old = segment_paths(self.directory)[: -max(1, keep)]
-        for path in old:
-            path.unlink()
-        return old
-
     def close(self) -> None:
         """What was appended is on disk then. Others may open the directory."""
         if self._file >= 0:
@@ -261,6 +254,14 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def prune(directory: Path, keep: int = 1) -> list[Path]:
+    """Remove the oldest segments and keep the newest ones, at least one; returns what was removed. A journal that is open may be pruned."""
+    old = segment_paths(directory)[: -max(1, keep)]
+    for path in old:
+        path.unlink()
+    return old
 
 
 def read_journal(directory: Path) -> Iterator[Segment]:

@@ -13,6 +13,7 @@ from tinker.runtime.journal import (
     JournalDamaged,
     JournalError,
     JournalInUse,
+    prune,
     read_journal,
     read_segment,
     segment_paths,
@@ -96,7 +97,7 @@ def test_segments_follow_each_other_until_they_are_pruned(tmp_path: Path) -> Non
         journal.begin(b"state %d" % number, epoch=7)
         journal.append([b"record %d" % number], durable=True)
     assert [segment.snapshot for segment in read_journal(tmp_path)] == [b"state 0", b"state 1", b"state 2", b"state 3"]
-    assert [path.name for path in journal.prune(keep=2)] == ["00000001.journal", "00000002.journal"]
+    assert [path.name for path in prune(tmp_path, keep=2)] == ["00000001.journal", "00000002.journal"]
     journal.close()
     assert [segment.number for segment in read_journal(tmp_path)] == [3, 4]
     assert reopened(tmp_path) == ([b"record 3"], "")
