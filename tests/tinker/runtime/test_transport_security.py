@@ -291,12 +291,10 @@ async def test_a_peer_of_the_oldest_protocol_is_not_heard_and_harms_nobody() -> 
     async with ends(listener, good):
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"\x01\x00" + b"\x05\x00junk")  # its (empty) identity, then a frame of four bytes
-            waiting = anyio.create_task_group()
-            async with waiting:
+            async with anyio.create_task_group() as waiting:
 
                 async def knock() -> None:
-                    while not listener.refused:
-                        await anyio.sleep(0.01)
+                    await counted(listener, 1)
                     good.send(b"hello")
 
                 waiting.start_soon(knock)
