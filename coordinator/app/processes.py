@@ -86,9 +86,9 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
 
             check_loopback(settings.http)
             listening = stack.enter_context(web.bound(settings.http))
+        recorder, arrays = _recorder(settings, stack)
         listener = ZmqTransport(keys.security()).listen(settings.bind)
         access = Access(listener, keys.authorized)
-        recorder, arrays = _recorder(settings, stack)
         daemon = Daemon(
             recorder.core,
             listener,
