@@ -35,6 +35,7 @@ def test_a_line_says_roles_name_and_runs() -> None:
         (f"{ANN.public} host ../ann", "is no name"),
         (f"{BOB.public} host bob", "on an earlier line, too"),
     ],
+    ids=["secret key", "unknown role", "too few words", "empty runs", "unknown word", "bad name", "twice"],
 )
 def test_a_wrong_line_is_named_and_no_secret_repeated(line: str, says: str) -> None:
     with pytest.raises(KeyFileError) as caught:
