@@ -37,7 +37,7 @@ from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, 
 
 TICK = 0.25  # seconds between looks at deadlines and leases
 MOMENT = 0.05  # seconds between looks whether all hosts have left
-LATE = 2.0  # a tick later than this says that we slept: hear everybody out before a lease may end
+LATE = 2.0  # a tick later than this says that we slept: for one lease we only listen, so that everybody is heard before a lease may end
 GRACE = 3.0  # seconds for the last messages when stopping
 DRAIN = 10.0  # seconds that hosts have to end their runs when we stop
 
@@ -120,12 +120,15 @@ class Daemon:
 
     async def _watch(self) -> None:
         due = self.clock.now() + TICK
+        listens_until = 0.0
         while True:
             await self.clock.sleep_until(due)
             now = self.clock.now()
+            if now - due >= LATE:
+                listens_until = now + self.core.lease
             if self.stuck:
                 self._flush()
-            elif now - due < LATE:
+            elif now >= listens_until:
                 self._send(self._inputs.tick(now))
                 self._flush()
                 self._fence()

@@ -23,10 +23,12 @@ from sim_world import Failure, play  # noqa: E402
 
 from agents.players import policy  # noqa: E402
 from coordinator.app import daemon  # noqa: E402
-from coordinator.core import barrier, order, rounds, run, tables, turns, versions  # noqa: E402
+from coordinator.core import barrier, coordinator, order, rounds, run, tables, turns, versions  # noqa: E402
 from tinker.client import client, waiters  # noqa: E402
 from tinker.pools import update  # noqa: E402
+from tinker.protocol.to_taskserver import Work  # noqa: E402
 from tinker.protocol.values import PolicyVersion  # noqa: E402
+from tinker.server import ledger  # noqa: E402
 
 LIMIT = 2_000
 
@@ -187,13 +189,51 @@ def one_too_many_accounted() -> Iterator[None]:
 
 @planted("a worker does an operation again when it comes again")
 def operation_done_twice() -> Iterator[None]:
-    right = update.OperationWorker.receive
+    right = ledger.Ledger.begin
 
-    async def receive(self: update.OperationWorker, message: Any) -> None:
+    def begin(self: ledger.Ledger, message: Any) -> Any:
+        known = right(self, message)
+        return None if isinstance(message, Work) else known
+
+    async def again(self: update.OperationWorker, message: Any) -> None:
         self._results.clear()
-        await right(self, message)
+        await receive(self, message)
 
-    with mock.patch.object(update.OperationWorker, "receive", receive):
+    receive = update.OperationWorker.receive
+    with mock.patch.object(ledger.Ledger, "begin", begin), mock.patch.object(update.OperationWorker, "receive", again):
+        yield
+
+
+@planted("effects leave before the journal is written")
+def effect_before_journal() -> Iterator[None]:
+    right = daemon.Daemon._flush
+
+    def flush(self: daemon.Daemon) -> None:
+        for key, message in self._outgoing:
+            self._send_to(key, message)
+        self._outgoing.clear()
+        right(self)
+
+    with mock.patch.object(daemon.Daemon, "_flush", flush):
+        yield
+
+
+@planted("a restarted coordinator keeps its epoch's number of before")
+def epoch_stands_still() -> Iterator[None]:
+    right = coordinator.Coordinator.restart
+
+    def restart(self: coordinator.Coordinator, epoch: int, now: float) -> Any:
+        sends = right(self, epoch, now)
+        self.epoch = epoch - 1
+        return sends
+
+    with mock.patch.object(coordinator.Coordinator, "restart", restart):
+        yield
+
+
+@planted("a worker counts as holding versions that it held before the coordinator restarted")
+def serves_unheard() -> Iterator[None]:
+    with mock.patch.object(versions, "restart", lambda before: before):
         yield
 
 

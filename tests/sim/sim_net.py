@@ -145,9 +145,16 @@ class Stream:
             net.trace(self.sender, self.receiver, data, "lost")
             return
         self._put(data)
-        if rng.random() < weather.duplicate:
+        if rng.random() < weather.duplicate:  # it was sent once more on another way: it may come much later
             net.did["frames duplicated"] += 1
-            self._put(data)
+            net.loop.at(net.loop.time() + rng.choice((0.0, 0.05, 2.0)) * rng.random(), self._again, data)
+
+    def _again(self, data: bytes) -> None:
+        net = self._net
+        if (self.sender, self.receiver) not in net.cuts:
+            net.trace(self.sender, self.receiver, data, "arrived again")
+            net.arrived(self.sender, self.receiver, data)
+            self._deliver(data)
 
     def _put(self, data: bytes) -> None:
         net = self._net
