@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from system_scenarios import moody, three_turns
 from system_world import Ran
 
 from coordinator.app.history import check
+from tinker.runtime.journal import Journal, JournalError
 from tinker.runtime.transport import Arrival, Disconnected, PeerKey
 
 MEASURED = (
@@ -149,3 +151,21 @@ async def test_a_coordinator_that_has_lost_its_journal_ends_the_run_with_the_rea
         ran = await here.world.run(moody, **RUN)
     assert (ran.exit.reason, ran.exit.code) == ("coordinator lost", 3)
     assert "the coordinator restarted and refused" in ran.exit.detail
+
+
+async def test_while_the_journal_cannot_be_written_everybody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 23: the disk is full for a while in the middle of the run."""
+    expected, _, _ = await played(tmp_path / "undisturbed")
+    real, appends = Journal.append, iter(range(10**6))
+
+    def full_for_a_while(self: Journal, records: Sequence[bytes], *, durable: bool) -> None:
+        if 30 <= next(appends) < 40:
+            raise JournalError("cannot write it: No space left on device")
+        real(self, records, durable=durable)
+
+    monkeypatch.setattr(Journal, "append", full_for_a_while)
+    found, lives, _ = await played(tmp_path / "full")
+    assert (found, lives) == (expected, 1)
+    assert next(appends) > 40
