@@ -23,7 +23,7 @@ from sim_world import Failure, play  # noqa: E402
 
 from agents.players import policy  # noqa: E402
 from coordinator.app import daemon  # noqa: E402
-from coordinator.core import barrier, coordinator, order, rounds, run, tables, turns, versions  # noqa: E402
+from coordinator.core import barrier, order, rounds, run, tables, turns, versions  # noqa: E402
 from tinker.client import client, waiters  # noqa: E402
 from tinker.pools import update  # noqa: E402
 from tinker.protocol.to_taskserver import Work  # noqa: E402
@@ -61,18 +61,16 @@ def lost_wake_up() -> Iterator[None]:
         yield
 
 
-@planted("a stale generation is accepted: an answer for an earlier turn counts for the open one")
+@planted("a stale generation is accepted: an arrival at an earlier barrier counts at the present one")
 def stale_generation() -> Iterator[None]:
-    right = tables.act
+    right = rounds.arrive
 
-    def act(table: tables.Table, answer: Any) -> Any:
-        if table.turn is not None and answer.turn.number < table.turn.number:
-            answer = replace(answer, turn=table.id(table.turn.number))
-            admission = table.turn.admission(answer.seat)
-            answer = replace(answer, worker=admission.worker) if admission and admission.worker else answer
-        return right(table, answer)
+    def arrive(before: rounds.Rounds, message: Any, ready: Any, now: float) -> Any:
+        if before.barrier.members != (rounds.EPISODES,):
+            message = replace(message, round=before.round, phase=before.phase, edge=before.edge)
+        return right(before, message, ready, now)
 
-    with mock.patch.object(tables, "act", act):
+    with mock.patch.object(rounds, "arrive", arrive):
         yield
 
 
@@ -215,25 +213,6 @@ def effect_before_journal() -> Iterator[None]:
         right(self)
 
     with mock.patch.object(daemon.Daemon, "_flush", flush):
-        yield
-
-
-@planted("a restarted coordinator keeps its epoch's number of before")
-def epoch_stands_still() -> Iterator[None]:
-    right = coordinator.Coordinator.restart
-
-    def restart(self: coordinator.Coordinator, epoch: int, now: float) -> Any:
-        sends = right(self, epoch, now)
-        self.epoch = epoch - 1
-        return sends
-
-    with mock.patch.object(coordinator.Coordinator, "restart", restart):
-        yield
-
-
-@planted("a worker counts as holding versions that it held before the coordinator restarted")
-def serves_unheard() -> Iterator[None]:
-    with mock.patch.object(versions, "restart", lambda before: before):
         yield
 
 
