@@ -99,6 +99,8 @@ class World:
 
     def start_coordinator(self) -> None:
         """A first one, or the one that comes after a crash: it folds the journal."""
+        if "coordinator" in self.net.listeners:  # two crashes asked for one
+            return
         self._born["coordinator"] += 1
         number = self._born["coordinator"]
         self.coordinator = "coordinator" if number == 1 else f"coordinator{number}"
