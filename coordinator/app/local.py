@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +21,11 @@ import anyio
 from agents.learner import Learner, LearnerOptions
 from coordinator.app import findings
 from coordinator.app.access import Keys
+from coordinator.app.bundles import HostBundles
 from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
+from coordinator.app.interrupt import DRAIN, Interrupt
 from coordinator.app.launch import Child, ProcessDied, first_dead, ready
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
@@ -37,18 +37,16 @@ from scenarios.host import Production
 from scenarios.transcript import render
 from tinker.algorithms.registry import make_algorithm
 from tinker.client import Client, ClientError, CoordinatorLost, RunOver
-from tinker.engines.engine import Files
 from tinker.protocol.to_any import Draining
 from tinker.protocol.to_coordinator import Hello
-from tinker.protocol.to_host import Admitted, CoordinatorLoad, Missing, Queued
-from tinker.protocol.values import BlobRef, PeerName, RunId
+from tinker.protocol.to_host import CoordinatorLoad, Missing, Queued
+from tinker.protocol.values import PeerName, RunId
 from tinker.protocol.values import Role as PeerRole
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkError, BundleStore, machine_id
 from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.transport import Transport, ZmqTransport
 from tinker.tokens import ChatTemplate, Tokenizer
 
-DRAIN = 20.0  # seconds a drain may take before the run is cut off
 QUICK = ("--grace", "5")  # our daemons have nothing to finish when we stop them: the run is over
 JOIN = 15.0  # seconds a coordinator may take to welcome us
 
@@ -72,33 +70,6 @@ async def play(request: RunRequest, progress: Progress, keys: Keys = Keys()) -> 
 
 
 @dataclass(slots=True)
-class _Interrupt:
-    """What a signal does depends on how far we are: cancel the start, or drain the run."""
-
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    training: Training | None = None
-    children: list[Child] = field(default_factory=list)
-    spool: Path | None = None
-    told: int = 0
-
-    async def listen(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
-                self.told += 1
-                if self.told > 1:
-                    for child in self.children:
-                        child.kill()
-                    if self.spool is not None:
-                        shutil.rmtree(self.spool, ignore_errors=True)
-                    os._exit(128 + number)
-                if self.training is None:
-                    self.scope.cancel()
-                else:
-                    self.training.stop(f"interrupted by {signal.Signals(number).name}")
-                    self.scope.deadline = anyio.current_time() + DRAIN
-
-
-@dataclass(slots=True)
 class Play:
     """One run from start to end, in one event loop. `name` and `machine`: what this host is to the coordinator."""
 
@@ -109,7 +80,7 @@ class Play:
     name: str = field(default_factory=lambda: f"host-{os.getpid()}")
     machine: str = field(default_factory=machine_id)
     draw: Callable[[Sequence[Mapping[str, object]], str], bytes | None] = draw
-    interrupt: _Interrupt = field(default_factory=_Interrupt)
+    interrupt: Interrupt = field(default_factory=Interrupt)
     facts: RunFacts | None = None
     drained: str = ""  # why the coordinator stops, once it has said so
 
@@ -117,13 +88,11 @@ class Play:
         """Play the run and write everything about its end."""
         began = self.clock.now()
         exit = Exit("interrupted", 130, "it was cut off before anything was trained")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.interrupt.listen, name="signals")
+        with self.interrupt:
             with self.interrupt.scope:
                 exit = await self._outcome()
             if self.interrupt.scope.cancelled_caught and self.interrupt.training is not None:
                 exit = Exit("interrupted", 130, f"the drain was cut off after {DRAIN:.0f} s; finished rounds are kept")
-            tasks.cancel_scope.cancel()
         self._finish(exit, self.clock.now() - began)
         return exit
 
@@ -293,26 +262,6 @@ def run_id(directory: Path) -> RunId:
 
 async def _tell_death(child: Child, client: Client) -> None:
     client.abandon(await child.died())
-
-
-@dataclass(frozen=True, slots=True)
-class HostBundles:
-    """The host's data plane: by file on the task server's machine, else over its data connection."""
-
-    admitted: Admitted
-    store: BundleStore
-    bulk: BulkClient
-
-    async def put(self, name: str, files: Files) -> BlobRef:
-        if self.admitted.machine == self.store.machine:
-            return self.store.put(name, files)
-        return await self.bulk.push(self.admitted.data, name, files)
-
-    async def get(self, ref: BlobRef) -> Mapping[str, bytes]:
-        return await self.bulk.fetch(ref)
-
-    def drop(self, ref: BlobRef) -> None:
-        self.store.remove(ref.name)
 
 
 def make_learner(role: Role) -> Learner:
