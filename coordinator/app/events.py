@@ -60,7 +60,9 @@ def told(member: PeerName, message: object) -> Event | None:
     match message:
         case Opened():
             last = message.members[-1] if len(message.members) > 1 else ""
-            waited = {"waited": round(message.waited[0], 3), "for": last} if message.waited else {}  # the first waited longest
+            waited = (
+                {"waited": round(message.waited[0], 3), "for": last} if message.waited else {}
+            )  # the first waited longest
             return Event("info", "barrier opened", {**_barrier(message), **waited})
         case Missing():
             members = {"missing": ", ".join(message.missing), "arrived": ", ".join(message.arrived)}

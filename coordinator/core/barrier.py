@@ -2,7 +2,7 @@
 
 Invariants (checked by `violations`):
 - B1 only members arrive, each at most once;
-- B2 it opens exactly when the last member has arrived, and never shuts again;
+- B2 it opens exactly when the last member has arrived (or whoever has not is no member any more), and never shuts again;
 - B3 it never stays shut while nobody is missing (a barrier without members is open at birth);
 - B4 `awaited` are the members that have not arrived.
 """
@@ -47,6 +47,12 @@ def arrive(barrier: Barrier, members: Sequence[str], now: float) -> Barrier:
         return barrier
     awaited = barrier.awaited - set(fresh)
     return Barrier(barrier.members, (*barrier.arrived, *((member, now) for member in fresh)), not awaited, awaited)
+
+
+def leave_out(barrier: Barrier) -> Barrier:
+    """The barrier without the members that have not arrived: it opens."""
+    here = tuple(member for member in barrier.members if member not in barrier.awaited)
+    return Barrier(here, barrier.arrived, True)
 
 
 def violations(barrier: Barrier) -> list[str]:

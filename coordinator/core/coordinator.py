@@ -12,6 +12,7 @@ from typing import cast
 
 from coordinator.core import roster as members
 from coordinator.core import rounds as rnd
+from coordinator.core.deadlines import rule_of, shut
 from coordinator.core.roster import CALLS, OF_WORKER, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
 from coordinator.core.run import Run, Sends
@@ -23,7 +24,7 @@ from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnR
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
-RULES = 1  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
+RULES = 2  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
@@ -145,11 +146,12 @@ class Coordinator:
             case said.Arrive() | said.Arrivals():
                 return self._own(peer, message.run).arrive(message, now)
             case said.Operate():
-                return self._own(peer, message.run).operate(message)
-            case said.WorkerDone() if message.run in self.runs:
-                return self.runs[message.run].done(message)
-            case said.WorkerFailed() if message.run in self.runs:
-                return self.runs[message.run].failed(message)
+                return self._operate(self._own(peer, message.run), message)
+            case said.WorkerDone() | said.WorkerFailed() if message.run in self.runs:
+                run = self.runs[message.run]
+                if message.op not in run.pending:
+                    self.counts["late results"] += 1
+                return run.done(message) if isinstance(message, said.WorkerDone) else run.failed(message)
             case said.Loaded() if message.run in self.runs:
                 return self._loaded(self.runs[message.run], message, now)
             case said.LoadFailed() if message.run in self.runs:
@@ -175,6 +177,13 @@ class Coordinator:
             case _:
                 self.counts["late messages of ended runs"] += 1
                 return []
+
+    def _operate(self, run: Run, message: said.Operate) -> Sends:
+        known = message.op in run.outcomes
+        sends = run.operate(message)
+        if message.op in run.outcomes and not known:
+            self.counts["refused Operate"] += 1
+        return sends
 
     def _hello_again(self, peer: PeerName, hello: said.Hello, now: float) -> Sends:
         """Its Hello, or our Welcome, may have been lost; or it has lost us and joins under a new incarnation."""
@@ -308,17 +317,33 @@ class Coordinator:
     def tick(self, now: float) -> Sends:
         """Time has passed: close turns past their deadline, say who is missing, give up members that went silent."""
         sends = self.turns.expire(self.runs, now)
+        for run in tuple(self.runs.values()):
+            sends += self._overdue(run, now)
         for run in self.runs.values():
             if now - run.noticed >= NOTICE and not run.rounds.finished:
-                run.noticed = now
-                here = tuple(name for name, _ in run.rounds.barrier.arrived)
-                missing = Missing(run.spec.run, *run.rounds.at, here, rnd.missing(run.rounds))
-                sends.append((run.host, missing))
+                sends += _notice(run, now)
         for peer in members.silent(self.roster, now - 2 * self.lease):
             sends += self.lose(peer, f"not heard for {2 * self.lease:.0f} s", now)
         for peer in [name for name, away in self.roster.away.items() if now > away.until]:
             sends += self.lose(peer, f"not back {REJOIN:.0f} s after the coordinator restarted", now)
         return sends
+
+    def _overdue(self, run: Run, now: float) -> Sends:
+        """What the rule of the present barrier says, once its deadline has passed."""
+        rounds = run.rounds
+        rule = rule_of(run.spec, rounds.phase, rounds.edge)
+        if rule is None or rounds.finished or now - run.since < rule.deadline:
+            return []
+        if rule.straggler == said.Straggler.WAIT:
+            return _notice(run, now) if run.noticed < run.since + rule.deadline else []
+        come = len(rounds.barrier.arrived) if rounds.of_agents else sum(rounds.ended.values())
+        if rule.straggler == said.Straggler.FAIL or come < rule.quorum:
+            missing = rnd.missing(rounds) if rounds.of_agents else tuple(map(str, sorted(rounds.unaccounted)))
+            return self._stop(run.spec.run, shut(rule, rounds.round, missing, now - run.since, come))
+        what = "dropped agents" if rounds.of_agents else "dropped episodes"
+        self.counts[what] += len(rounds.barrier.missing) if rounds.of_agents else len(rounds.unaccounted)
+        cleared = [send for episode in sorted(rounds.unaccounted) for send in self.turns.clear(run, episode)]
+        return cleared + run.leave_out(now)
 
     def drain(self, reason: str) -> Sends:
         """From now on no run is admitted and no turn opened; everybody is told why. Runs in the queue are over."""
@@ -352,6 +377,13 @@ def _run_of(message: said.ToCoordinator) -> RunId:
         case said.Arrive() | said.Arrivals() | said.EpisodeEnded() | said.Operate() | said.EndRun():
             return message.run
     return RunId("")
+
+
+def _notice(run: Run, now: float) -> Sends:
+    """Tell the host who its barrier waits for."""
+    run.noticed = now
+    here = tuple(name for name, _ in run.rounds.barrier.arrived)
+    return [(run.host, Missing(run.spec.run, *run.rounds.at, here, rnd.missing(run.rounds)))]
 
 
 def _no_run(peer: PeerName, run_id: RunId) -> str:

@@ -2,13 +2,16 @@
 
 The machine is always gathering at exactly one barrier: (round, phase, edge). An arrival anywhere else is a duplicate (answered with the
 stored opening), or refused. An agent that arrives with a version which some rollout worker does not serve yet is *held*: it has come,
-but it is not counted until the version is ready.
+but it is not counted until the version is ready. When the deadline of a barrier has passed, it may open without whoever is missing
+(`leave_out`): agents are left out of what is left of the round, episodes are accounted for as dropped.
 
 Invariants (checked by `violations`):
 - R1 rounds and phases only go forward, a barrier opens once (I6);
 - R2 no update starts while an episode of the round is not accounted for (I2);
 - R3 a full barrier never stays shut (I6): whoever has come is counted as soon as its version is ready;
-- R4 only agents that the update gate admitted, or that are not due, arrive at the end of an update.
+- R4 only agents that the update gate admitted, or that are not due, arrive at the end of an update;
+- R5 an agent that was left out of a round is a member of no barrier of that round any more, and is not admitted to its update; at the
+  next round it is a member again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.core import barrier as barriers
 from coordinator.core import order as orders
 from coordinator.core.barrier import Barrier
+from coordinator.core.deadlines import check_rules
 from coordinator.core.order import UpdateOrder
 from tinker.protocol.to_coordinator import AgentSpec, Arrivals, Arrive, RunSpec
 from tinker.protocol.to_host import MayUpdate, Opened
@@ -48,7 +52,8 @@ Effect = Opened | MayUpdate | Begin
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """See the module. `agents`: those of the run, by name; `players`: whose each policy is. `held`: agents whose version is not ready.
-    `unaccounted`: episodes of this phase still running. `finished`: the last barrier of the last round has opened."""
+    `unaccounted`: episodes of this phase still running. `finished`: the last barrier of the last round has opened. `dropped`: agents that
+    are left out of this round."""
 
     spec: RunSpec
     round: int
@@ -65,6 +70,7 @@ class Rounds:
     finished: bool = False
     agents: Mapping[AgentName, AgentSpec] = field(default_factory=dict)
     players: Mapping[PolicyName, AgentName] = field(default_factory=dict)
+    dropped: frozenset[AgentName] = frozenset()
 
     @property
     def at(self) -> At:
@@ -133,6 +139,20 @@ def account(rounds: Rounds, episode: EpisodeId, ended: Ended, now: float) -> tup
     return _pass(after, now)
 
 
+def leave_out(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+    """The barrier opens without whoever is missing. Who is held, is missing: its version is not ready, and this round plays the one
+    before."""
+    if rounds.of_agents:
+        out = rounds.barrier.missing
+        left = barriers.leave_out(rounds.barrier)
+        rounds = replace(rounds, held={}, dropped=rounds.dropped.union(map(AgentName, out)), barrier=left)
+    else:
+        out = tuple(map(str, sorted(rounds.unaccounted)))
+        counts = {**rounds.ended, Ended.DROPPED: rounds.ended.get(Ended.DROPPED, 0) + len(out)}
+        rounds = replace(rounds, unaccounted=frozenset(), ended=counts)
+    return _pass(rounds, now, out)
+
+
 def settle(rounds: Rounds, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
     """Count everybody who is held and whose version is ready by now."""
     return _settle(rounds, {}, ready, now)
@@ -164,10 +184,15 @@ def missing(rounds: Rounds) -> tuple[str, ...]:
     """Who the current barrier waits for, in words."""
     if not rounds.of_agents:
         return (f"{len(rounds.unaccounted)} episodes",) if rounds.unaccounted else ()
-    return tuple(f"{name} (its version is loading)" if name in rounds.held else name for name in rounds.barrier.missing)
+    gated = set(rounds.order.due) - set(rounds.order.admitted)
+    why = {
+        **dict.fromkeys(gated, " (others update before it)"),
+        **dict.fromkeys(rounds.held, " (its version is loading)"),
+    }
+    return tuple(f"{name}{why.get(AgentName(name), '')}" for name in rounds.barrier.missing)
 
 
-def _pass(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
+def _pass(rounds: Rounds, now: float, dropped: tuple[str, ...] = ()) -> tuple[Rounds, tuple[Effect, ...]]:
     """Open the current barrier if it is full, and gather at the next one."""
     if not rounds.of_agents and not rounds.unaccounted:
         rounds = replace(rounds, barrier=barriers.arrive(rounds.barrier, (EPISODES,), now))
@@ -180,6 +205,7 @@ def _pass(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
         tuple([now - at for _, at in rounds.barrier.arrived]),
         tuple([agent.policy for agent in rounds.spec.agents]),
         tuple([rounds.versions.get(name, 0) for name in rounds.agents]),
+        dropped,
     )
     rounds = replace(rounds, openings=(*rounds.openings[-KEPT + 1 :], opening))
     if rounds.edge == Edge.START:
@@ -193,14 +219,19 @@ def _inside(rounds: Rounds) -> tuple[Rounds, tuple[Effect, ...]]:
     """The phase has begun: gather at its end."""
     spec = rounds.spec
     if rounds.phase == Phase.UPDATE:
-        order, admitted = orders.begin(spec.agents, spec.update_order, rounds.round, rounds.samples)
-        end = barriers.gather(tuple(rounds.agents))
-        after = replace(rounds, edge=Edge.END, barrier=end, order=order)
+        samples = {name: n for name, n in rounds.samples.items() if name not in rounds.dropped}
+        order, admitted = orders.begin(spec.agents, spec.update_order, rounds.round, samples)
+        after = replace(rounds, edge=Edge.END, barrier=_agents(rounds), order=order)
         return after, tuple(MayUpdate(spec.run, rounds.round, agent) for agent in admitted)
     groups = _groups(rounds)
     everything = frozenset(episode for group in groups for episode in group)
     after = replace(rounds, edge=Edge.END, barrier=barriers.gather((EPISODES,)), unaccounted=everything, ended={})
     return after, (Begin(groups),)
+
+
+def _agents(rounds: Rounds) -> Barrier:
+    """A barrier for the agents of this round."""
+    return barriers.gather(tuple([name for name in rounds.agents if name not in rounds.dropped]))
 
 
 def _groups(rounds: Rounds) -> tuple[tuple[EpisodeId, ...], ...]:
@@ -241,9 +272,12 @@ def _onward(rounds: Rounds) -> Rounds:
     number = rounds.round if rest else rounds.round + 1
     if number > rounds.spec.rounds:
         return replace(rounds, finished=True)
-    start = barriers.gather(tuple(rounds.agents))
+    dropped = rounds.dropped if rest else frozenset()
     phase = (rest or phases(rounds.spec, number))[0]
-    return replace(rounds, round=number, phase=phase, edge=Edge.START, barrier=start, samples={}, order=UpdateOrder(()))
+    after = replace(
+        rounds, round=number, phase=phase, edge=Edge.START, dropped=dropped, samples={}, order=UpdateOrder(())
+    )
+    return replace(after, barrier=_agents(after))
 
 
 def _check_columns(rounds: Rounds, message: Arrivals) -> None:
@@ -254,10 +288,11 @@ def _check_columns(rounds: Rounds, message: Arrivals) -> None:
             f"run {rounds.spec.run} has no agent {min(strangers)!r}; its agents are {', '.join(rounds.agents)}"
         )
     sizes = (len(message.agents), len(message.versions), len(message.samples))
-    if not names or len(names) != sizes[0] or sizes[1] != sizes[0] or sizes[2] not in (0, sizes[0]):
+    optional = {sizes[2], len(message.digests)} - {0}
+    if not names or len(names) != sizes[0] or sizes[1] != sizes[0] or optional - {sizes[0]}:
         raise ArrivalRefused(
-            f"arrivals of {len(names)} different agents in columns of {sizes[0]} agents, {sizes[1]} versions and {sizes[2]} samples; "
-            f"expected at least one agent, none twice, a version for each, and samples for each or none"
+            f"arrivals of {len(names)} different agents in columns of {sizes[0]} agents, {sizes[1]} versions and {sizes[2]} samples, "
+            f"{len(message.digests)} digests; expected at least one agent, none twice, a version for each, samples and digests for each or none"
         )
 
 
@@ -283,6 +318,7 @@ def _check(spec: RunSpec) -> None:
     ordered = [agent for group in spec.update_order for agent in group]
     if len(set(ordered)) != len(ordered) or not set(ordered) <= set(names):
         raise ValueError(f"update_order names {ordered}; it may name each of {names} once")
+    check_rules(spec)
 
 
 def violations(rounds: Rounds, ready: Ready) -> list[str]:
@@ -298,4 +334,12 @@ def violations(rounds: Rounds, ready: Ready) -> list[str]:
         here = {name for name, _ in rounds.barrier.arrived}
         if here & set(rounds.order.due) - set(rounds.order.admitted):
             found.append("R4")
+    if (
+        rounds.of_agents
+        and not rounds.finished
+        and set(rounds.barrier.members) != rounds.agents.keys() - rounds.dropped
+    ):
+        found.append("R5 members")
+    if not rounds.finished and rounds.dropped & (set(rounds.order.due) | rounds.held.keys()):
+        found.append("R5 gate")
     return found

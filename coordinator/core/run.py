@@ -5,7 +5,8 @@ sent, as (receiver, message); receivers are peers' names.
 
 Invariants (checked by `violations`): those of the parts, and
 - P1 an operation has one outcome (I7); its worker is asked again whenever its host asks again, and does it once;
-- P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more.
+- P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more; when
+  an agent is left out, what moves its weights is fenced: it has failed, whatever its worker says later, and nothing is published.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Run:
         moves its weights."""
         if isinstance(message, Arrive):
             at = message.round, message.phase, message.edge
-            message = Arrivals(message.run, *at, (message.agent,), (message.version,), (message.samples,))
+            digests = (message.digest,) if message.digest else ()
+            message = Arrivals(message.run, *at, (message.agent,), (message.version,), (message.samples,), digests)
         again: list[PolicyVersion] = []
         if (message.round, message.phase, message.edge) == self.rounds.at:
             self._check_versions(message)
@@ -79,13 +81,20 @@ class Run:
     def _check_versions(self, message: Arrivals) -> None:
         agents, current = self.rounds.agents, self.versions.current
         moving = {asked.agent: op for op, (asked, _) in self.pending.items() if _moves(asked)}
-        for name, number in zip(message.agents, message.versions, strict=False):
+        digests = message.digests or [""] * len(message.agents)
+        for name, number, digest in zip(message.agents, message.versions, digests, strict=False):
             if name not in agents:
                 continue  # `rnd.arrive` refuses it
             policy = agents[name].policy
             newest = current.get(policy, 0)  # before its Attach is done an agent may wait for version 0
             if number != newest:
                 raise ArrivalRefused(f"{name} arrives with version {number} of {policy!r}, current is {newest}")
+            published = self.versions.adapters.get(PolicyVersion(policy, number))
+            if digest and (published is None or published.digest != digest):
+                ours = published.digest[:12] if published else "nothing yet"
+                raise ArrivalRefused(
+                    f"{name} arrives with digest {digest[:12]} of {policy}@{number}, published is {ours}"
+                )
             if name in moving:
                 raise ArrivalRefused(f"{name} arrives while its operation {moving[name]} is still running")
 
@@ -94,6 +103,16 @@ class Run:
         if episode not in self.rounds.unaccounted:
             return self._moved(self.rounds, rnd.accounted(self.rounds, episode), now)
         return self._moved(*rnd.account(self.rounds, episode, ended, now), now)
+
+    def leave_out(self, now: float) -> Sends:
+        """The present barrier opens without whoever is missing, and the updates of those are fenced."""
+        out = set(self.rounds.barrier.missing)
+        sends = self._moved(*rnd.leave_out(self.rounds, now), now)
+        for op, (asked, _) in tuple(self.pending.items()):
+            if asked.agent in out and _moves(asked):
+                reason = f"{asked.agent} was left out: its update had not ended by the deadline; its version stays what it is"
+                sends += self._outcome(op, OperationFailed(self.spec.run, op, reason))
+        return sends
 
     def admits(self, episode: EpisodeId, policy: PolicyVersion) -> str:
         """Why this episode may not ask for an answer of this version ("": it may). Invariant I1."""
@@ -104,7 +123,7 @@ class Run:
         agent = self.rounds.players.get(policy.policy)
         if agent is None:
             return f"run {self.spec.run} has no policy {policy.policy!r}"
-        bound = self.rounds.versions.get(agent)
+        bound = self.rounds.versions.get(agent, 0)
         return "" if bound == policy.version else f"{policy} was asked for, this round plays {policy.policy}@{bound}"
 
     def operate(self, message: Operate) -> Sends:
@@ -218,7 +237,9 @@ class Run:
             return f"policy {message.policy!r} is attached already" if known else ""
         order = self.rounds.order
         updating = (self.rounds.phase, self.rounds.edge) == (Phase.UPDATE, Edge.END)
-        open_to = set(order.admitted) - order.done - set(self.rounds.held)
+        open_to = set(order.admitted) - order.done - set(self.rounds.held) - self.rounds.dropped
+        if agent.name in self.rounds.dropped:
+            return f"{agent.name} was left out of round {self.rounds.round}: its version stays what it is until the next round"
         if not updating or agent.name not in open_to:
             return f"{agent.name} may not update now: the run is at {self.rounds.phase} of round {self.rounds.round}"
         return ""
@@ -256,7 +277,9 @@ class Run:
         if set(self.pending) & set(self.outcomes):
             found.append("P1")
         moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}
-        if moving - (set(self.rounds.order.admitted) - self.rounds.order.done - set(self.rounds.held)):
+        if moving - (
+            set(self.rounds.order.admitted) - self.rounds.order.done - set(self.rounds.held) - self.rounds.dropped
+        ):
             found.append("P2")
         return found
 

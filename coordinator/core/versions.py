@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tinker.protocol.values import BASE, BlobRef, PolicyName, PolicyVersion, WorkerName
 
-KEPT = 2  # versions of a policy that stay loaded: the current one and the one before
+KEPT = 2  # versions of a policy that stay loaded: the current one and the one before (numbers may have gaps)
 
 
 class WrongWeights(Exception):
@@ -84,8 +84,11 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
 
 def retire(versions: Versions) -> tuple[Versions, tuple[PolicyVersion, ...]]:
     """Forget versions that nobody may ask for any more; returns those to unload."""
-    newest = versions.current
-    old = tuple(sorted(v for v in versions.served if v.version <= newest.get(v.policy, -1) - KEPT))
+    numbers: dict[PolicyName, list[int]] = {}
+    for version in versions.served:
+        numbers.setdefault(version.policy, []).append(version.version)
+    oldest = {policy: sorted(each)[-KEPT:][0] for policy, each in numbers.items()}
+    old = tuple(sorted(v for v in versions.served if v.version < oldest[v.policy]))
     if not old:
         return versions, ()
     gone = set(old)

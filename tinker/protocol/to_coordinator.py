@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tinker.protocol.operations import Operation, Result
 from tinker.protocol.values import (
@@ -97,6 +98,28 @@ class AgentSpec:
     every: int = 1
 
 
+class Straggler(StrEnum):
+    """What becomes of whoever has not come to a barrier by its deadline."""
+
+    WAIT = "wait"  # they are waited for, and named
+    DROP = "drop"  # agents are left out of the rest of the round, episodes are dropped
+    FAIL = "fail"  # the run stops, and the reason names them
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRule:
+    """How long one global barrier may stay shut, in seconds since the one before it opened, and what happens then.
+
+    `quorum`: with `drop`, this many must have come (agents, or episodes accounted for), else the run stops as with `fail`.
+    """
+
+    phase: Phase
+    edge: Edge
+    deadline: float
+    straggler: Straggler = Straggler.WAIT
+    quorum: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class RunSpec:
     """A run as the coordinator sees it. It never sees scenario code.
@@ -104,6 +127,7 @@ class RunSpec:
     `groups` x `group_size` episodes make a round's rollout; `evaluations` episodes make an evaluate phase, which follows
     every `evaluate_every`-th round (0: never) and the last one, and precedes round 1 as the only phase of round 0.
     `update_order`: groups of agents that update together, one group after the other; () means all together.
+    `barriers`: those that have a deadline, each once; the others wait as long as it takes.
     """
 
     run: RunId
@@ -117,6 +141,7 @@ class RunSpec:
     update_order: tuple[tuple[AgentName, ...], ...] = ()
     model: str = ""  # digest or name of the base model it needs; "": whatever there is
     turn_deadline: float = 120.0
+    barriers: tuple[BarrierRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +151,8 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """Agent `agent` has arrived at a barrier. `version`: what it will play with; `samples`: rows of its batch (update start)."""
+    """Agent `agent` has arrived at a barrier. `version`: what it will play with; `samples`: rows of its batch (update start);
+    `digest`: of that version's adapter, if it says so ("": it does not)."""
 
     run: RunId
     round: int
@@ -135,13 +161,15 @@ class Arrive:
     agent: AgentName
     version: int
     samples: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Several agents of one connection arrive at a barrier together: the same as an `Arrive` of each, all or none of them.
 
-    In columns: `agents[k]` comes with `versions[k]`, and with `samples[k]` rows (samples (): none has any).
+    In columns: `agents[k]` comes with `versions[k]`, and with `samples[k]` rows (samples (): none has any) and the
+    adapter `digests[k]` (digests (): none says).
     """
 
     run: RunId
@@ -151,6 +179,7 @@ class Arrivals:
     agents: tuple[AgentName, ...]
     versions: tuple[int, ...]
     samples: tuple[int, ...] = ()
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

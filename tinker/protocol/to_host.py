@@ -55,7 +55,8 @@ class Wait:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A global barrier opened. In columns: `members[k]` (in order of arrival) waited `waited[k]` seconds; `policies[k]`, in the order of
-    the run's agents, is at `numbers[k]`."""
+    the run's agents, plays with `numbers[k]`. `dropped`: who was missing at the deadline: agents are left out until the round ends, of
+    episodes (`str(EpisodeId)`) nothing counts."""
 
     run: RunId
     round: int
@@ -65,6 +66,7 @@ class Opened:
     waited: tuple[float, ...]
     policies: tuple[PolicyName, ...]
     numbers: tuple[int, ...]
+    dropped: tuple[str, ...] = ()
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -81,7 +83,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A barrier is still shut: who has arrived, who is missing (sent every 10 s)."""
+    """A barrier is still shut: who has arrived, who is missing (sent at its deadline and every 10 s)."""
 
     run: RunId
     round: int

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from core_values import arrival, blob, request
 
+from coordinator.core.rounds import phases
 from tinker.protocol import to_coordinator as said
-from tinker.protocol.operations import Attach, ForwardBackward, OptimStep, Publish, Score
-from tinker.protocol.to_coordinator import AgentSpec, RunSpec
+from tinker.protocol.operations import Attach, ForwardBackward, OptimStep, Publish, Published, Score
+from tinker.protocol.to_coordinator import AgentSpec, RunSpec, Straggler
 from tinker.protocol.to_host import (
     Admitted,
     MayUpdate,
@@ -57,15 +58,22 @@ def schedule(spec: RunSpec) -> list[At]:
 
 @dataclass
 class Host:
-    """`turns`: the open turn of each running episode. `plan`: operations an admitted agent has still to do."""
+    """`turns`: the open turn of each running episode. `plan`: operations an admitted agent has still to do. `numbers`: the last version an
+    agent asked to publish. `bound`: what each policy plays with now. `left_out`: of this round; `fenced`: of any round so far."""
 
     spec: RunSpec
     rng: random.Random
     opened: list[Opened] = field(default_factory=list)
     version: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    bound: dict[str, int] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    fenced: set[str] = field(default_factory=set)
     samples: dict[str, int] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
     plan: dict[str, list[str]] = field(default_factory=dict)
+    asking: dict[str, OpId] = field(default_factory=dict)
     asked: dict[OpId, str] = field(default_factory=dict)
     outcomes: dict[OpId, object] = field(default_factory=dict)
     turns: dict[EpisodeId, said.OpenTurn] = field(default_factory=dict)
@@ -78,6 +86,7 @@ class Host:
 
     def __post_init__(self) -> None:
         self.version = {each.name: 0 for each in self.spec.agents}
+        self.numbers = dict(self.version)
         self.name = self.spec.run.removeprefix("run of ")
 
     @property
@@ -124,7 +133,15 @@ class Host:
             assert seen == [opened], "a barrier opens once, and its opening is always told the same"
             return []
         assert at == schedule(self.spec)[len(self.opened)], f"{at} opened out of turn"
-        assert [each.version for each in opened.versions] == [self.version[each.name] for each in self.spec.agents]
+        if opened.phase == phases(self.spec, opened.round)[0] and opened.edge == Edge.START:
+            self.left_out = set()
+        self.leave_out(opened)
+        self.bound = dict(zip(opened.policies, opened.numbers, strict=True))
+        for each in self.spec.agents:
+            number = self.bound[each.policy]
+            assert number == self.version[each.name] or (
+                each.name in self.left_out and number < self.version[each.name]
+            )
         self.opened.append(opened)
         if opened.edge == Edge.END:
             assert not self.playing, "a phase ended while episodes were played (I2)"
@@ -135,6 +152,30 @@ class Host:
             idle = [each for each in self.spec.agents if not self.due(each)]
             return self.arrive_some(idle, (opened.round, Phase.UPDATE, Edge.END))
         return []
+
+    def leave_out(self, opened: Opened) -> None:
+        """Only what the rule of this barrier allows, and never who is there; of who is left out nothing goes on."""
+        agents = opened.edge == Edge.START or opened.phase == Phase.UPDATE
+        everybody = {each.name for each in self.spec.agents} - self.left_out
+        if agents:
+            assert sorted(opened.members + opened.dropped) == sorted(everybody)
+        if not opened.dropped:
+            return
+        (rule,) = [each for each in self.spec.barriers if (each.phase, each.edge) == (opened.phase, opened.edge)]
+        assert rule.straggler == Straggler.DROP and rule.deadline
+        if agents:
+            assert len(opened.members) >= rule.quorum
+            self.left_out |= set(opened.dropped)
+            self.fenced |= self.left_out
+            for name in opened.dropped:
+                self.plan[name] = []
+                self.asking.pop(name, None)
+            return
+        mine = [each for each in self.played if str(each) in opened.dropped]
+        assert len(mine) == len(opened.dropped)
+        for episode in mine:  # its account may be under way
+            self.playing.pop(episode, None)
+            self.turns.pop(episode, None)
 
     def arrive_all(self, at: At) -> list[object]:
         self.samples = {each.name: self.rng.randint(0, 2) for each in self.spec.agents}
@@ -148,14 +189,20 @@ class Host:
             columns = zip(
                 *((each.name, self.version[each.name], self.samples[each.name]) for each in together), strict=True
             )
-            sends.append(said.Arrivals(self.spec.run, *at, *map(tuple, columns)))  # type: ignore[arg-type]
+            digests = tuple(self.digests.get(each.name, "") for each in together)
+            sends.append(said.Arrivals(self.spec.run, *at, *map(tuple, columns), digests))  # type: ignore[arg-type]
         return sends
 
     def arrive(self, each: AgentSpec, at: At) -> said.Arrive:
         return arrival(each.name, *at, self.version[each.name], self.samples.get(each.name, 0), run=self.spec.run)
 
     def due(self, each: AgentSpec) -> bool:
-        return each.every > 0 and self.opened[-1].round % each.every == 0 and self.samples[each.name] > 0
+        return (
+            each.name not in self.left_out
+            and each.every > 0
+            and self.opened[-1].round % each.every == 0
+            and self.samples[each.name] > 0
+        )
 
     # --- updates ---
 
@@ -186,12 +233,14 @@ class Host:
         what = self.plan[each.name][0]
         op = OpId(f"{what} {each.name} {len(self.asked)}")
         self.asked[op] = each.name
+        self.asking[each.name] = op
+        self.numbers[each.name] += what == "publish"
         operation = {
             "attach": Attach(LoraSpec()),
             "score": Score(blob("rows"), BASE),
             "gradient": ForwardBackward(blob("rows"), LossSpec("importance_sampling")),
             "step": OptimStep(AdamSpec(1e-3)),
-            "publish": Publish(self.version[each.name] + 1),
+            "publish": Publish(self.numbers[each.name]),
         }[what]
         return [said.Operate(self.spec.run, op, each.name, each.policy, operation)]
 
@@ -202,15 +251,21 @@ class Host:
         self.outcomes[message.op] = message
         each = next(agent for agent in self.spec.agents if agent.name == self.asked[message.op])
         plan = self.plan[each.name]
+        if self.asking.get(each.name) != message.op:  # of an update it was left out of meanwhile
+            failed = isinstance(message, OperationFailed) or message.op.startswith("score")
+            assert failed and each.name in self.fenced, "what is fenced has failed"
+            return []
         if isinstance(message, OperationFailed):
             assert "may not update" not in message.reason, message.reason
+            assert "left out" not in message.reason, message.reason
             if plan[0] == "score" or (plan[0] != "attach" and self.rng.random() < 0.5):
                 self.plan[each.name] = (
                     plan[1:] if plan[0] == "score" else []
                 )  # go on without: the agent keeps its version
             return self.next_operation(each)
-        if plan[0] == "publish":
-            self.version[each.name] += 1
+        if isinstance(message.result, Published):
+            self.version[each.name] = message.result.version.version
+            self.digests[each.name] = message.result.adapter.digest
         self.plan[each.name] = plan[1:]
         return self.next_operation(each)
 
@@ -236,7 +291,7 @@ class Host:
             return [said.EpisodeEnded(self.spec.run, episode, self.rng.choice(list(Ended)))]
         self.playing[episode] = left - 1
         seats = self.rng.sample("uvwx", self.rng.randint(1, 3))
-        by_agent = {each.policy: self.version[each.name] for each in self.spec.agents}
+        by_agent = {each.policy: self.bound[each.policy] for each in self.spec.agents}
         requests = []
         for seat in seats:
             policy = self.rng.choice(list(by_agent))

@@ -12,19 +12,23 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from core_hosts import Host
 from core_servers import Server
 from core_values import agent, arrival, arrivals, canonical, host_hello, request, run_spec, server_hello, turn, version
 
 from coordinator.core.coordinator import Coordinator, MemberRefused
+from coordinator.core.deadlines import members, rule_of
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.operations import OptimStep
 from tinker.protocol.to_any import Refused
-from tinker.protocol.to_host import TurnRefused
+from tinker.protocol.to_coordinator import BarrierRule, Straggler
+from tinker.protocol.to_host import Opened, TurnRefused
 from tinker.protocol.to_taskserver import Generate
 from tinker.protocol.values import AdamSpec, Edge, PeerName, Phase, RunId
 
+DROP = Straggler.DROP
 SHAPES = ("ru", "rruf", "rrru", "rufu")
 
 
@@ -122,7 +126,10 @@ class World:
     def say(self, name: str, message: object) -> None:
         """The core takes one step."""
         before = sum(self.core.counts.values())
+        at = {run.spec.run: run.rounds.at for run in self.core.runs.values()}
         sends = self.core.step(PeerName(name), message, self.now)  # type: ignore[arg-type]
+        fresh = [m for _, m in sends if isinstance(m, Opened) and (m.round, m.phase, m.edge) == at.get(m.run)]
+        assert not any(each.dropped for each in fresh), "a message leaves nobody out, only time does"
         if any(isinstance(each, Refused | TurnRefused) for _, each in sends):
             assert sum(self.core.counts.values()) > before, f"seed {self.seed}: {message} was refused but not counted"
         self.after(sends)
@@ -157,6 +164,12 @@ class World:
             if name not in self.frozen:
                 self.say(name, said.Heartbeat())
         self.after(self.core.tick(self.now))
+        for run in self.core.runs.values():
+            rule = rule_of(run.spec, run.rounds.phase, run.rounds.edge)
+            late = rule is not None and not run.rounds.finished and self.now - run.since >= rule.deadline
+            assert not late or (rule is not None and rule.straggler == Straggler.WAIT), (
+                "a gathering outlives its deadline"
+            )
 
     # --- who is there ---
 
@@ -179,9 +192,21 @@ class World:
             update_order=tuple(group for group in order if group),
             model=self.rng.choice(("", "m1")),
         )
+        if self.rng.random() < 0.5:
+            spec = replace(spec, barriers=self.rules(spec))
         self.hosts[name] = Host(spec, self.rng)
         self.to_core[name], self.to_peer[name] = [said.Submit(spec)], []
         self.after(self.core.join(host_hello(name), self.now))
+
+    def rules(self, spec: said.RunSpec) -> tuple[BarrierRule, ...]:
+        """A rule for about every second barrier."""
+        found = []
+        for phase, edge in product(Phase, Edge):
+            most = members(spec, phase, edge)
+            deadline, straggler = self.rng.choice((2.0, 8.0, 30.0)), self.rng.choice([*Straggler, DROP, DROP, DROP])
+            if most and self.rng.random() < 0.5:
+                found.append(BarrierRule(phase, edge, deadline, straggler, self.rng.randint(1, min(2, most))))
+        return tuple(found)
 
     def add_server(self, name: str, full: bool) -> None:
         kinds = self.rng.choice(SHAPES) if full else self.rng.choice((*SHAPES, "r", "rr", "f"))
@@ -243,6 +268,8 @@ class World:
             arrivals([each.name for each in spec.agents], *at, number + 4, run=spec.run),
             arrivals([who.name, "nobody"], *at, number, run=spec.run),
             arrivals([who.name, who.name], *at, number, run=spec.run),
+            replace(arrivals([who.name], *at, number, run=spec.run), digests=("other weights",)),
+            replace(arrivals([who.name], *at, number, run=spec.run), digests=("a", "b")),
             replace(arrivals([who.name], *at, number, run=spec.run), samples=(1, 2)),
             replace(played, requests=(replace(played.requests[0], policy=version("nobody", 0)), *played.requests[1:])),
             replace(played, requests=played.requests + played.requests, turn=replace(played.turn, number=99)),

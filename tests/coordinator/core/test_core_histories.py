@@ -38,6 +38,10 @@ def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
         "turns past their deadline",
         "repeated OpenTurn",
         "workers out of service",
+        "dropped agents",
+        "dropped episodes",
+        "late results",
+        "refused Operate",
     )
     assert [name for name in (*wanted, *faults, *counted) if not did[name]] == []
     assert min(ends["lost"], ends["stopped"], ends["finished"]) > 0
