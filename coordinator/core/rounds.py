@@ -292,7 +292,7 @@ def _check_columns(rounds: Rounds, message: Arrivals) -> None:
     if not names or len(names) != sizes[0] or sizes[1] != sizes[0] or optional - {sizes[0]}:
         raise ArrivalRefused(
             f"arrivals of {len(names)} different agents in columns of {sizes[0]} agents, {sizes[1]} versions and {sizes[2]} samples, "
-            f"{len(message.digests)} digests; expected at least one agent, none twice, a version for each, samples and digests for each or none"
+            f"{len(message.digests)} digests; expected agents, each once, with a version each, and samples and digests for all or none"
         )
 
 

@@ -6,7 +6,8 @@ sent, as (receiver, message); receivers are peers' names.
 Invariants (checked by `violations`): those of the parts, and
 - P1 an operation has one outcome (I7); its worker is asked again whenever its host asks again, and does it once;
 - P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more; when
-  an agent is left out, what moves its weights is fenced: it has failed, whatever its worker says later, and nothing is published.
+  an agent is left out, what moves its weights is fenced: it has failed, whatever its worker says later, and nothing is published;
+- P3 an agent whose update was fenced moves its weights again only after they were those of its published version (`Rewind`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from coordinator.core import rounds as rnd
 from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.versions import Versions
-from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Score, Scored
+from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Rewind, Score, Scored
 from tinker.protocol.to_coordinator import Arrivals, Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
 from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
 from tinker.protocol.to_taskserver import Load, Unload, Work
 from tinker.protocol.values import (
     BASE,
+    AgentName,
     Edge,
     Ended,
     EpisodeId,
@@ -43,7 +45,7 @@ Sends = list[tuple[PeerName, object]]
 class Run:
     """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to. `admitted`: what the
     host was told. `noticed`: when it was last told (or could see) who the barrier waits for. `since`: when the run
-    began to gather at this barrier."""
+    began to gather at this barrier. `fenced`: agents whose weights may be those of an update they were left out of."""
 
     spec: RunSpec
     host: PeerName
@@ -55,6 +57,7 @@ class Run:
     admitted: Admitted
     pending: dict[OpId, tuple[Operate, WorkerName]] = field(default_factory=dict)
     outcomes: dict[OpId, OperationDone | OperationFailed] = field(default_factory=dict)
+    fenced: frozenset[AgentName] = frozenset()
     noticed: float = 0.0
     since: float = 0.0
 
@@ -106,7 +109,8 @@ class Run:
 
     def leave_out(self, now: float) -> Sends:
         """The present barrier opens without whoever is missing, and the updates of those are fenced."""
-        out = set(self.rounds.barrier.missing)
+        out = {AgentName(name) for name in self.rounds.barrier.missing}
+        self.fenced |= out.intersection(self.rounds.order.admitted)
         sends = self._moved(*rnd.leave_out(self.rounds, now), now)
         for op, (asked, _) in tuple(self.pending.items()):
             if asked.agent in out and _moves(asked):
@@ -156,6 +160,9 @@ class Run:
         if wrong:
             return self._outcome(message.op, OperationFailed(self.spec.run, message.op, f"{message.worker} {wrong}"))
         sends: Sends = []
+        asked = self.pending[message.op][0]
+        if isinstance(asked.operation, Rewind):
+            self.fenced -= {asked.agent}
         if isinstance(message.result, Published):
             version, adapter = message.result.version, message.result.adapter
             try:
@@ -242,7 +249,16 @@ class Run:
             return f"{agent.name} was left out of round {self.rounds.round}: its version stays what it is until the next round"
         if not updating or agent.name not in open_to:
             return f"{agent.name} may not update now: the run is at {self.rounds.phase} of round {self.rounds.round}"
-        return ""
+        return self._not_rewound(message, agent.name)
+
+    def _not_rewound(self, message: Operate, agent: AgentName) -> str:
+        """Why the weights must first be those of the published version, or may not be made others ("": all is well)."""
+        current = PolicyVersion(message.policy, self.versions.current.get(message.policy, 0))
+        adapter, operation = self.versions.adapters.get(current), message.operation
+        if isinstance(operation, Rewind):
+            right = adapter is not None and adapter.digest == operation.adapter.digest
+            return "" if right else f"{agent} may only be rewound to {current}, which is published"
+        return f"{agent} was left out of an update: rewind it to {current} first" if agent in self.fenced else ""
 
     def _outcome(self, op: OpId, outcome: OperationDone | OperationFailed) -> Sends:
         self.pending.pop(op, None)

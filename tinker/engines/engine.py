@@ -94,5 +94,9 @@ class Engine(Protocol):
     async def publish(self, policy: PolicyName) -> Files:
         """The policy's current weights as adapter files."""
 
+    async def rewind(self, policy: PolicyName, adapter: Files) -> None:
+        """The policy's weights are those of these files, which it published; no gradient and no momentum is left. EngineError, and
+        nothing has changed, if the files are of another shape."""
+
     async def detach(self, policy: PolicyName) -> None:
         """Free a policy's weights and optimizer. Unknown policies are ignored."""

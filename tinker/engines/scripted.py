@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import anyio
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from tinker.engines.checks import (
     ADAPTER_CONFIG,
@@ -180,6 +180,17 @@ class ScriptedEngine:
         }
         weights = save({"state": np.frombuffer(bytes.fromhex(script.state), np.uint8)})
         return {ADAPTER_CONFIG: json.dumps(config, sort_keys=True).encode(), ADAPTER_WEIGHTS: weights}
+
+    async def rewind(self, policy: PolicyName, adapter: Files) -> None:
+        script = self._find(policy)
+        check_files(adapter)
+        try:
+            state = load(adapter[ADAPTER_WEIGHTS])["state"]
+        except Exception as reason:
+            raise EngineError(
+                f"{ADAPTER_WEIGHTS} is not of this engine ({reason}): rewind {policy} to a version that it published"
+            ) from reason
+        script.state, script.waiting = state.tobytes().hex(), ""
 
     async def detach(self, policy: PolicyName) -> None:
         self._check_open()

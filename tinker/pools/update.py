@@ -20,6 +20,7 @@ from tinker.protocol.operations import (
     Publish,
     Published,
     Result,
+    Rewind,
     Score,
     Scored,
 )
@@ -76,6 +77,9 @@ class OperationWorker(Actor[Work | Release, None]):
             case Publish():
                 version = PolicyVersion(policy, operation.version)
                 return self._published(version, await self._engine.publish(policy))
+            case Rewind():
+                await self._engine.rewind(policy, await self._fetch(operation.adapter))
+                return self._measured({})
             case Score():
                 scores = await self._engine.score(operation.under, await self._rows(operation.batch))
                 flat = pack_floats(value for row in scores for value in row)

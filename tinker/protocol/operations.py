@@ -48,12 +48,19 @@ class Score:
     under: PolicyVersion
 
 
-Operation = Attach | ForwardBackward | OptimStep | Publish | Score
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Make the policy's weights those of its published `adapter` again; its gradient and what its optimizer remembers are cleared."""
+
+    adapter: BlobRef
+
+
+Operation = Attach | ForwardBackward | OptimStep | Publish | Score | Rewind
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Result of `ForwardBackward` and `OptimStep`: what happened, in numbers (grad_norm, loss, entropy, kl, clip_fraction, ...)."""
+    """Result of `ForwardBackward`, `OptimStep` and `Rewind`: what happened, in numbers (grad_norm, loss, ...)."""
 
     metrics: tuple[Metric, ...]
 

@@ -10,7 +10,7 @@ from core_values import arrival, blob, request
 
 from coordinator.core.rounds import phases
 from tinker.protocol import to_coordinator as said
-from tinker.protocol.operations import Attach, ForwardBackward, OptimStep, Publish, Published, Score
+from tinker.protocol.operations import Attach, ForwardBackward, OptimStep, Publish, Published, Rewind, Score
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec, Straggler
 from tinker.protocol.to_host import (
     Admitted,
@@ -56,6 +56,13 @@ def schedule(spec: RunSpec) -> list[At]:
     return [(round, phase, edge) for round, phase in parts for edge in (Edge.START, Edge.END)]
 
 
+@dataclass(frozen=True)
+class Slowly:
+    """A message that its sender is slow to send."""
+
+    message: object
+
+
 @dataclass
 class Host:
     """`turns`: the open turn of each running episode. `plan`: operations an admitted agent has still to do. `numbers`: the last version an
@@ -70,6 +77,7 @@ class Host:
     bound: dict[str, int] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     fenced: set[str] = field(default_factory=set)
+    unsettled: set[str] = field(default_factory=set)
     samples: dict[str, int] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
     plan: dict[str, list[str]] = field(default_factory=dict)
@@ -168,6 +176,8 @@ class Host:
             self.left_out |= set(opened.dropped)
             self.fenced |= self.left_out
             for name in opened.dropped:
+                if name in self.admitted and (opened.phase, opened.edge) == (Phase.UPDATE, Edge.END):
+                    self.unsettled.add(name)
                 self.plan[name] = []
                 self.asking.pop(name, None)
             return
@@ -191,6 +201,8 @@ class Host:
             )
             digests = tuple(self.digests.get(each.name, "") for each in together)
             sends.append(said.Arrivals(self.spec.run, *at, *map(tuple, columns), digests))  # type: ignore[arg-type]
+        if self.spec.barriers and len(sends) > 1 and self.rng.random() < 0.6:
+            sends[0] = Slowly(sends[0])
         return sends
 
     def arrive(self, each: AgentSpec, at: At) -> said.Arrive:
@@ -221,8 +233,10 @@ class Host:
                     f"{each.name} was let in before {other.name}"
                 )
         self.admitted.append(each.name)
-        self.plan[each.name] = [*self.rng.choice(([], ["score"])), "gradient", "step", "publish"]
-        return self.next_operation(each)
+        again = ["rewind"] if each.name in self.unsettled else []
+        self.plan[each.name] = [*self.rng.choice(([], ["score"])), *again, "gradient", "step", "publish"]
+        first = self.next_operation(each)
+        return [Slowly(one) for one in first] if self.spec.barriers and self.rng.random() < 0.5 else first
 
     def next_operation(self, each: AgentSpec) -> list[object]:
         if not self.plan[each.name]:
@@ -240,6 +254,7 @@ class Host:
             "score": Score(blob("rows"), BASE),
             "gradient": ForwardBackward(blob("rows"), LossSpec("importance_sampling")),
             "step": OptimStep(AdamSpec(1e-3)),
+            "rewind": Rewind(blob(self.digests.get(each.name, ""))),
             "publish": Publish(self.numbers[each.name]),
         }[what]
         return [said.Operate(self.spec.run, op, each.name, each.policy, operation)]
@@ -257,12 +272,14 @@ class Host:
             return []
         if isinstance(message, OperationFailed):
             assert "may not update" not in message.reason, message.reason
-            assert "left out" not in message.reason, message.reason
+            assert "left out" not in message.reason and "rewound" not in message.reason, message.reason
             if plan[0] == "score" or (plan[0] != "attach" and self.rng.random() < 0.5):
                 self.plan[each.name] = (
                     plan[1:] if plan[0] == "score" else []
                 )  # go on without: the agent keeps its version
             return self.next_operation(each)
+        if plan[0] == "rewind":
+            self.unsettled.discard(each.name)
         if isinstance(message.result, Published):
             self.version[each.name] = message.result.version.version
             self.digests[each.name] = message.result.adapter.digest
@@ -340,7 +357,8 @@ class Host:
         if self.lost or self.stopped:
             return
         assert [(each.round, each.phase, each.edge) for each in self.opened] == schedule(self.spec)
-        assert not self.turns and not self.playing and len(self.outcomes) == len(self.asked)
+        assert not self.turns and not self.playing
+        assert all(op in self.outcomes for op, who in self.asked.items() if who not in self.fenced)
         each_round = self.spec.groups * self.spec.group_size
         rollouts = [episode for episode in self.played if episode.phase == Phase.ROLLOUT]
         assert len(rollouts) == len(set(rollouts)) == each_round * self.spec.rounds

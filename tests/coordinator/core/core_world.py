@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from core_hosts import Host
+from core_hosts import Host, Slowly
 from core_servers import Server
 from core_values import agent, arrival, arrivals, canonical, host_hello, request, run_spec, server_hello, turn, version
 
@@ -28,7 +28,6 @@ from tinker.protocol.to_host import Opened, TurnRefused
 from tinker.protocol.to_taskserver import Generate
 from tinker.protocol.values import AdamSpec, Edge, PeerName, Phase, RunId
 
-DROP = Straggler.DROP
 SHAPES = ("ru", "rruf", "rrru", "rufu")
 
 
@@ -45,6 +44,7 @@ class World:
     to_peer: dict[str, list[object]] = field(default_factory=dict)
     sent: list[tuple[str, object]] = field(default_factory=list)
     frozen: dict[str, float] = field(default_factory=dict)
+    withheld: list[tuple[float, str, object]] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
     chaos: bool = True
     steps: int = 0
@@ -88,7 +88,9 @@ class World:
     def one(self) -> None:
         """One random thing happens."""
         chance = self.rng.random()
-        if chance < 0.86:
+        if chance < 0.04 and any(host.spec.barriers for host in self.hosts.values()):
+            self.pass_time(0.2)
+        elif chance < 0.86:
             self.deliver()
         elif chance < 0.90:
             self.pass_time(self.rng.choice((0.1, 1.0, 6.0)))
@@ -120,13 +122,18 @@ class World:
             message = box[name].pop(0)
             peer = self.hosts.get(name) or self.servers.get(name)
             if peer is not None:
-                self.to_core[name] += peer.hear(message, self)
+                for answer in peer.hear(message, self):
+                    if isinstance(answer, Slowly):
+                        self.did["straggler"] += 1
+                        self.withheld.append((self.now + self.rng.choice((0.3, 2.0, 12.0)), name, answer.message))
+                    else:
+                        self.to_core[name].append(answer)
         return True
 
     def say(self, name: str, message: object) -> None:
         """The core takes one step."""
         before = sum(self.core.counts.values())
-        at = {run.spec.run: run.rounds.at for run in self.core.runs.values()}
+        at = {run.spec.run: run.rounds.at for run in self.core.runs.values() if not run.rounds.finished}
         sends = self.core.step(PeerName(name), message, self.now)  # type: ignore[arg-type]
         fresh = [m for _, m in sends if isinstance(m, Opened) and (m.round, m.phase, m.edge) == at.get(m.run)]
         assert not any(each.dropped for each in fresh), "a message leaves nobody out, only time does"
@@ -159,6 +166,10 @@ class World:
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
+        due = [(name, message) for until, name, message in self.withheld if until <= self.now]
+        self.withheld = [each for each in self.withheld if each[0] > self.now]
+        for name, message in due:
+            self.to_core.get(name, []).append(message)
         self.frozen = {name: until for name, until in self.frozen.items() if until > self.now}
         for name in list(self.to_core):
             if name not in self.frozen:
@@ -201,11 +212,16 @@ class World:
     def rules(self, spec: said.RunSpec) -> tuple[BarrierRule, ...]:
         """A rule for about every second barrier."""
         found = []
+        dropping = self.rng.random() < 0.85
         for phase, edge in product(Phase, Edge):
             most = members(spec, phase, edge)
-            deadline, straggler = self.rng.choice((2.0, 8.0, 30.0)), self.rng.choice([*Straggler, DROP, DROP, DROP])
+            straggler = Straggler.DROP if dropping else self.rng.choice(list(Straggler))
+            deadline, quorum = (
+                self.rng.choice((0.3, 0.3, 2.0)),
+                self.rng.randint(1, 1 if dropping else min(2, most or 1)),
+            )
             if most and self.rng.random() < 0.5:
-                found.append(BarrierRule(phase, edge, deadline, straggler, self.rng.randint(1, min(2, most))))
+                found.append(BarrierRule(phase, edge, deadline, straggler, quorum))
         return tuple(found)
 
     def add_server(self, name: str, full: bool) -> None:

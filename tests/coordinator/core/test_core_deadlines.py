@@ -24,12 +24,12 @@ from core_values import (
 from test_core_coordinator import HOST, R0, R1, SERVER, Desk, admitted, done, kinds, loaded, of, seat
 
 from coordinator.core.coordinator import NOTICE
-from tinker.protocol.operations import Attach, OptimStep, Publish, Published
+from tinker.protocol.operations import Attach, ForwardBackward, Measured, OptimStep, Publish, Published, Rewind
 from tinker.protocol.to_any import Refused
 from tinker.protocol.to_coordinator import BarrierRule, EpisodeEnded, RunSpec, Straggler, Submit
 from tinker.protocol.to_host import MayUpdate, Missing, Opened, OperationFailed, Play, RunStopped, TurnRefused
 from tinker.protocol.to_taskserver import Cancel
-from tinker.protocol.values import AdamSpec, Edge, Ended, EpisodeId, LoraSpec, Phase
+from tinker.protocol.values import AdamSpec, Edge, Ended, EpisodeId, LoraSpec, LossSpec, Phase
 
 DROP, FAIL, WAIT = Straggler.DROP, Straggler.FAIL, Straggler.WAIT
 
@@ -242,6 +242,18 @@ class TestFencing:
         assert opened.numbers == (0, 0)
         desk.says(HOST, *(EpisodeEnded(RUN, EpisodeId(2, ROLLOUT, k), Ended.FINISHED) for k in (0, 1)))
         assert [each.agent for each in of(MayUpdate, desk.says(HOST, arrivals("ab", 2, UPDATE, START)))] == ["a", "b"]
+        for what in (
+            ForwardBackward(blob("rows"), LossSpec("importance_sampling")),
+            OptimStep(AdamSpec(1.0)),
+            Publish(2),
+        ):
+            (failed,) = desk.operate(f"too early {what}", "b", what)
+            assert isinstance(failed, OperationFailed)
+            assert failed.reason == "b was left out of an update: rewind it to policy of b@0 first"
+        (failed,) = desk.operate("rewind to others", "b", Rewind(blob("b1")))
+        assert isinstance(failed, OperationFailed) and "only be rewound to policy of b@0" in failed.reason
+        assert kinds(desk.operate("rewind", "b", Rewind(blob("b0")))) == ["Work"]
+        finish(desk, "rewind", Measured(()))
         desk.publish("publish b again", "b", Publish(2), 2)
         assert of(Opened, desk.says(HOST, replace(arrivals("ab", 2, UPDATE, END), versions=(0, 2))))
         assert desk.core.runs[RUN].rounds.finished

@@ -204,6 +204,32 @@ async def a_step_without_a_gradient_moves_nothing(engine: Engine) -> None:
     assert dict(await engine.publish(ANN)) == before
 
 
+async def rewinding_undoes_everything_since_a_publication(engine: Engine) -> None:
+    await engine.attach(ANN, LoraSpec())
+    published = []
+    for rewound in (False, True):
+        if rewound:
+            await engine.forward_backward(ANN, [row([5, 9, 7, 8], 1)], LOSS)
+            await engine.optim_step(ANN, ADAM)
+            await engine.forward_backward(ANN, [row([9, 6, 7, 8], 1)], LOSS)  # a gradient that nobody applied
+            await engine.rewind(ANN, published[0])
+        published.append(dict(await engine.publish(ANN)))
+        await engine.forward_backward(ANN, [row([5, 6, 7, 8], 2)], LOSS)
+        await engine.optim_step(ANN, ADAM)
+        published.append(dict(await engine.publish(ANN)))
+    assert published[2:] == published[:2]
+
+
+async def refuses_to_rewind_to_files_of_another_kind(engine: Engine) -> None:
+    files = dict(await engine.attach(ANN, LoraSpec()))
+    for wrong in ({}, dict.fromkeys(files, b"nonsense")):
+        with pytest.raises(EngineError):
+            await engine.rewind(ANN, wrong)
+    with pytest.raises(EngineError, match="bob is not attached"):
+        await engine.rewind(BOB, files)
+    assert dict(await engine.publish(ANN)) == files
+
+
 async def policies_do_not_touch_one_another(engine: Engine) -> None:
     await engine.attach(ANN, LoraSpec(seed=1))
     bob = dict(await engine.attach(BOB, LoraSpec(seed=2)))

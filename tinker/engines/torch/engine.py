@@ -149,6 +149,9 @@ class TorchEngine:
     async def publish(self, policy: PolicyName) -> Files:
         return await self._call(lambda: self._trainer.publish(policy), heavy=True)
 
+    async def rewind(self, policy: PolicyName, adapter: Files) -> None:
+        await self._call(lambda: self._trainer.rewind(policy, adapter), heavy=True)
+
     async def detach(self, policy: PolicyName) -> None:
         await self._call(lambda: self._trainer.detach(policy), heavy=True)
 

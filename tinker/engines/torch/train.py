@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tinker.algorithms.losses import Loss
 from tinker.engines.checks import check_lora, check_numbers, check_rows, loss_named, moves, not_attached
-from tinker.engines.engine import EngineError
-from tinker.engines.torch.adapters import adapter_files
+from tinker.engines.engine import EngineError, Files
+from tinker.engines.torch.adapters import adapter_files, read_adapter
 from tinker.engines.torch.lora import Adapter, One, Site, fresh
 from tinker.engines.torch.model import Model
 from tinker.engines.torch.scoring import cut_rows, pick
@@ -61,6 +61,19 @@ class Policy:
         self.drop()
         return {"grad_norm": norm, "stepped": 1.0}
 
+    def rewind(self, adapter: Adapter) -> None:
+        """Take these weights, of the same shape, and begin with a new gradient and optimizer."""
+        pairs = zip(adapter.down, adapter.up, strict=True)
+        pieces = [piece.reshape(-1) for pair in pairs for piece in pair if piece is not None]
+        flat = torch.cat(pieces)
+        if flat.shape != self.weights.shape:
+            raise EngineError(
+                f"the adapter has {flat.numel()} weights, the policy {self.weights.numel()}: rewind it to one that it published"
+            )
+        self.weights.data.copy_(flat)
+        self.drop()
+        self._optimizer = torch.optim.AdamW([self.weights], lr=0.0)
+
     def drop(self) -> None:
         """Forget the accumulated gradient."""
         self.gradient.zero_()
@@ -95,6 +108,10 @@ class Trainer:
 
     def detach(self, policy: PolicyName) -> None:
         self._policies.pop(policy, None)
+
+    def rewind(self, policy: PolicyName, adapter: Files) -> None:
+        trained, sites = self._find(policy), self._model.router.sites
+        trained.rewind(read_adapter(adapter, sites, self._model.card.name))
 
     def publish(self, policy: PolicyName) -> dict[str, bytes]:
         return adapter_files(self._find(policy).adapter, self._model.router.sites, self._model.card.name)
