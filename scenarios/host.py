@@ -6,7 +6,8 @@ finished episodes for the learner. All randomness of an episode comes from the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -41,6 +42,8 @@ from tinker.protocol.values import (
 from tinker.tokens import ChatTemplate
 
 HELD_OUT = 0x0E7A1  # the seed of every evaluation, whatever the run's seed: scores of different runs compare
+
+MOMENT = 1.0  # seconds that an episode has to hear at its next turn that its run is over
 
 
 class Runtime(Protocol):
@@ -119,31 +122,72 @@ class Host:
         self._stopping = reason
 
     async def play(
-        self, total: int, versions: Mapping[PolicyName, int], on_done: Callable[[Episode], None] = lambda episode: None
+        self,
+        total: int,
+        versions: Mapping[PolicyName, int],
+        on_done: Callable[[Episode], None] = lambda episode: None,
+        left_out: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> list[Episode]:
-        """Play `total` episodes as they are handed out, with these versions; returns them in order of their index."""
+        """Play `total` episodes as they are handed out, with these versions; returns them in order of their index. `left_out` returns when
+        the coordinator has dropped some: those are given up where they are, and no more are handed out."""
         episodes: list[Episode] = []
         places = anyio.CapacityLimiter(self._production.concurrency)
+        playing: dict[str, anyio.CancelScope] = {}
+        handing_out = anyio.CancelScope()
 
         async def one(episode: EpisodeId, group: int) -> None:
-            async with places:
-                played = await self._episode(episode, group, versions)
+            played: Episode | None = None
+            with anyio.CancelScope() as playing[str(episode)]:
+                async with places:
+                    played = await self._episode(episode, group, versions)
+            del playing[str(episode)]
+            if played is None:
+                return
             episodes.append(played)
             reason = played.recording.reason
             self._runtime.account(EpisodeEnded(self._production.run, episode, played.ended, reason[-500:]))
             on_done(played)
 
-        async with anyio.create_task_group() as tasks:
-            handed_out = 0
-            while handed_out < total:
-                try:
-                    message = await self._runtime.plays.receive()
-                except anyio.EndOfStream:  # the run is over; whoever waits for the barrier is told why
-                    break
-                handed_out += len(message.episodes)
-                for episode in message.episodes:
-                    tasks.start_soon(one, episode, message.group, name=f"episode {episode}")
+        async def give_up(left_out: Callable[[], Awaitable[Collection[str]]]) -> None:
+            try:
+                dropped = await left_out()
+            except (
+                RunOver,
+                CoordinatorLost,
+            ):  # so do those who wait for a turn, and the others await what may never come
+                await anyio.sleep(MOMENT)
+                dropped = tuple(playing)
+            handing_out.cancel()
+            for episode in dropped:
+                if episode in playing:
+                    playing[episode].cancel()
+
+        async def play_all() -> None:
+            async with anyio.create_task_group() as tasks:
+                handed_out = 0
+                with handing_out:
+                    while handed_out < total:
+                        try:
+                            message = await self._runtime.plays.receive()
+                        except anyio.EndOfStream:  # the run is over; whoever waits for the barrier is told why
+                            break
+                        handed_out += len(message.episodes)
+                        for episode in message.episodes:
+                            tasks.start_soon(one, episode, message.group, name=f"episode {episode}")
+                self._forget_plays(handed_out < total)
+
+        async with anyio.create_task_group() as watching:
+            if left_out is not None:
+                watching.start_soon(give_up, left_out, name="give up what is dropped")
+            await play_all()
+            watching.cancel_scope.cancel()
         return sorted(episodes, key=lambda each: each.episode)
+
+    def _forget_plays(self, dropped: bool) -> None:
+        """What was handed out and is dropped is not played in the next phase."""
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while dropped:
+                self._runtime.plays.receive_nowait()
 
     async def _episode(self, id: EpisodeId, group: int, versions: Mapping[PolicyName, int]) -> Episode:
         production = self._production

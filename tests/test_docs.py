@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from agents.players.player import Answer, Need
 from agents.players.scripted import ScriptedPlayer
-from coordinator.app.config import Learning, RunConfig
+from coordinator.app.config import Barriers, Learning, RunConfig
 from coordinator.cli.main import app
 from scenarios import Forfeited, Identity, Scenario, load_scenario, play_episode
 from scenarios.library import library
@@ -132,19 +132,21 @@ def test_every_command_and_option_is_explained() -> None:
         assert set(options) - {"--help", "scenario"} <= explained, name
 
 
-@pytest.mark.parametrize("model", [RunConfig, Learning])
-def test_every_key_of_the_configuration_is_explained_with_its_default(model: type[RunConfig | Learning]) -> None:
+@pytest.mark.parametrize("model", [RunConfig, Learning, Barriers])
+def test_every_key_of_the_configuration_is_explained_with_its_default(
+    model: type[RunConfig | Learning | Barriers],
+) -> None:
     cells = first_cells(RUNNING.partition("## Configuration")[2].partition("## Run directory")[0])
     for name, key in model.model_fields.items():
         default = key.get_default(call_default_factory=True)
         said = cells[name].strip("`")
-        if not key.is_required() and not isinstance(default, Learning):
+        if not key.is_required() and not isinstance(default, Learning | Barriers):
             assert tomllib.loads(f"x = {said}")["x"] == json.loads(json.dumps(default)), name
 
 
 def test_no_key_is_explained_that_does_not_exist() -> None:
     tables = RUNNING.partition("## Configuration")[2].partition("## Run directory")[0]
-    assert set(first_cells(tables)) == {*RunConfig.model_fields, *Learning.model_fields}
+    assert set(first_cells(tables)) == {*RunConfig.model_fields, *Learning.model_fields, *Barriers.model_fields}
 
 
 def test_every_scenario_of_the_library_is_explained_with_its_parameters() -> None:

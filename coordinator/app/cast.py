@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-from coordinator.app.config import ConfigError, Learning, RunConfig
+from coordinator.app.config import BARRIERS, ConfigError, Learning, RunConfig
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
 from scenarios.scenario import NAME
 from tinker.algorithms.losses import UnknownLoss, find_loss
 from tinker.algorithms.registry import make_algorithm
 from tinker.protocol.seeds import derive
-from tinker.protocol.to_coordinator import AgentSpec, RunSpec
-from tinker.protocol.values import AgentName, LoraSpec, ModelCard, PolicyName, RunId, SeatName
+from tinker.protocol.to_coordinator import AgentSpec, BarrierRule, RunSpec, Straggler
+from tinker.protocol.values import AgentName, Edge, LoraSpec, ModelCard, Phase, PolicyName, RunId, SeatName
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def check(scenario: Scenario, config: RunConfig, *, local: bool) -> None:
     """ConfigError with everything in which the configuration does not fit the scenario, or names what does not exist. `local`: the task
     server is of this installation, so it has the losses that are installed here and no others."""
     _, problems = _seating(scenario, config)
-    problems += _learning_problems(scenario, config, local)
+    problems += _learning_problems(scenario, config, local) + _barrier_problems(scenario, config)
     if problems:
         raise ConfigError("the configuration does not fit the scenario:\n  " + "\n  ".join(problems))
 
@@ -129,6 +130,29 @@ def _learning_problems(scenario: Scenario, config: RunConfig, local: bool) -> li
     return list(problems)
 
 
+def _barrier_problems(scenario: Scenario, config: RunConfig) -> list[str]:
+    """Quorums that cannot be reached."""
+    seats_of, _ = _seating(scenario, config)
+    episodes = {"rollout_end": config.groups * config.group_size, "evaluate_end": len(held_out(scenario))}
+    problems = []
+    for barrier in BARRIERS:
+        rule, come = config.barriers.at(barrier), episodes.get(barrier, len(seats_of))
+        if rule.deadline and rule.straggler == "drop" and come and rule.quorum > come:
+            what = "episodes" if barrier in episodes else "agents"
+            problems.append(f"barriers.{barrier}: the quorum is {rule.quorum}, but the run has {come} {what}; lower it")
+    return problems
+
+
+def _rules(config: RunConfig) -> tuple[BarrierRule, ...]:
+    """The barriers that have a deadline."""
+    found = []
+    for phase, edge in product(Phase, Edge):
+        rule = config.barriers.at(f"{phase}_{edge}")
+        if rule.deadline:
+            found.append(BarrierRule(phase, edge, rule.deadline, Straggler(rule.straggler), rule.quorum))
+    return tuple(found)
+
+
 def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Role, ...], model: str) -> RunSpec:
     """What the coordinator is told about the run."""
     order: tuple[tuple[AgentName, ...], ...]
@@ -150,6 +174,7 @@ def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Ro
         update_order=order,
         model=model,
         turn_deadline=config.turn_deadline,
+        barriers=_rules(config),
     )
 
 

@@ -71,6 +71,44 @@ class AgentConfig(BaseModel):
         return own
 
 
+BARRIERS = tuple(f"{phase}_{edge}" for phase in ("rollout", "update", "evaluate") for edge in ("start", "end"))
+
+
+class BarrierConfig(BaseModel):
+    """How long a global barrier may stay shut (`deadline` seconds; 0: as long as it takes), and what happens then."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    deadline: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    straggler: Literal["wait", "drop", "fail"] = "wait"
+    quorum: Annotated[int, Field(ge=1)] = 1
+
+
+class Barriers(BarrierConfig):
+    """For every barrier, and for each what it does otherwise."""
+
+    rollout_start: Mapping[str, Any] = Field(default_factory=dict)
+    rollout_end: Mapping[str, Any] = Field(default_factory=dict)
+    update_start: Mapping[str, Any] = Field(default_factory=dict)
+    update_end: Mapping[str, Any] = Field(default_factory=dict)
+    evaluate_start: Mapping[str, Any] = Field(default_factory=dict)
+    evaluate_end: Mapping[str, Any] = Field(default_factory=dict)
+
+    @field_validator(*BARRIERS)
+    @classmethod
+    def _sensible(cls, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            BarrierConfig.model_validate(dict(own))
+        except ValidationError as error:
+            raise ValueError("\n".join(sentences(error))) from error
+        return own
+
+    def at(self, barrier: str) -> BarrierConfig:
+        """What holds at this one of `BARRIERS`."""
+        for_all = {name: getattr(self, name) for name in BarrierConfig.model_fields}
+        return BarrierConfig.model_validate({**for_all, **getattr(self, barrier)})
+
+
 class RunConfig(BaseModel):
     """One run, fully resolved. `threads`: of the engine (0: all cores). `replies`: what the scripted engine answers with."""
 
@@ -92,6 +130,7 @@ class RunConfig(BaseModel):
     threads: Annotated[int, Field(ge=0)] = 0
     replies: Annotated[tuple[str, ...], Field(min_length=1)] = ("yes", "no")
     learning: Learning = Learning()
+    barriers: Barriers = Barriers()
     agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
     params: Mapping[str, Any] = Field(default_factory=dict)
 

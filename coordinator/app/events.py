@@ -63,7 +63,8 @@ def told(member: PeerName, message: object) -> Event | None:
             waited = (
                 {"waited": round(message.waited[0], 3), "for": last} if message.waited else {}
             )  # the first waited longest
-            return Event("info", "barrier opened", {**_barrier(message), **waited})
+            dropped = {"dropped": ", ".join(message.dropped)} if message.dropped else {}
+            return Event("warning" if dropped else "info", "barrier opened", {**_barrier(message), **waited, **dropped})
         case Missing():
             members = {"missing": ", ".join(message.missing), "arrived": ", ".join(message.arrived)}
             return Event("info", "waiting", {**_barrier(message), **members})

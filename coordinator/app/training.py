@@ -38,6 +38,7 @@ from tinker.protocol.operations import (
     Publish,
     Published,
     Result,
+    Rewind,
 )
 from tinker.protocol.to_coordinator import Arrivals, Arrive, Operate, RunSpec
 from tinker.protocol.to_host import CoordinatorLoad, Opened
@@ -75,13 +76,23 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class Agent:
-    """One agent while it learns. `version`: the newest published one. `steps`: optimizer steps so far."""
+    """One agent while it learns. `version`: the newest published one, `adapter`: where it lies. `asked`: the last version it asked to
+    publish (one that was refused is never used for other weights). `fenced`: it was left out of an update, its weights are not those of
+    its version. `steps`: optimizer steps so far."""
 
     role: Role
     learner: Learner
     version: int = 0
+    adapter: BlobRef | None = None
+    asked: int = 0
+    fenced: bool = False
     steps: int = 0
     operations: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Of its version's adapter."""
+        return self.adapter.digest if self.adapter is not None else ""
 
 
 @dataclass(slots=True)
@@ -106,6 +117,9 @@ class Training:
     _began: float = 0.0  # when the present round began: the end of the round or evaluation before
     _clocked: Clocked = field(default_factory=Clocked)
     _episodes: list[Episode] = field(default_factory=list)
+    _played: dict[PolicyName, int] = field(default_factory=dict)  # what each policy plays with in this phase
+    _left_out: set[str] = field(default_factory=set)  # agents, until the round ends
+    _dropped: int = 0  # episodes of this round's rollout
 
     def stop(self, reason: str) -> None:
         """Open no more turns; end after what is in hand."""
@@ -130,6 +144,8 @@ class Training:
 
     async def _phase(self, round: int, phase: Phase) -> None:
         self._check_stop()
+        if phase == phases(self.spec, round)[0]:
+            self._left_out = set()
         if phase == Phase.ROLLOUT:
             self._clocked = Clocked()
             self._engine({})  # what it did since the last round belongs to no round
@@ -145,7 +161,8 @@ class Training:
 
     async def _play(self, round: int, phase: Phase, total: int) -> list[Episode]:
         assert self._host is not None
-        await self._pass(round, phase, Edge.START)
+        start = await self._pass(round, phase, Edge.START)
+        self._played = dict(zip(start.policies, start.numbers, strict=True))
         began = self.clock.now()
         done = 0
 
@@ -155,19 +172,27 @@ class Training:
             self.progress.playing(done, total)
 
         self.progress.playing(0, total)
-        episodes = await self._host.play(total, self._versions(), count)
-        path = self.directory.recordings_path(phase, round)
-        with blamed(path):
-            write_recordings(path, [episode.recording for episode in episodes])
+        left_out = partial(self.client.left_out, round, phase)
+        episodes = await self._host.play(total, self._played, count, left_out)
+        self._record(round, phase, episodes)
         self._check_stop()
-        await self._opened(round, phase, Edge.END)
+        end = await self._opened(round, phase, Edge.END)
+        self._dropped = len(end.dropped)
+        if any(str(episode.episode) in end.dropped for episode in episodes):  # over at the very moment, and too late
+            episodes = [episode for episode in episodes if str(episode.episode) not in end.dropped]
+            self._record(round, phase, episodes)
         self._clocked.phases[phase] = self.clock.now() - began
         self._check_failures(episodes)
         return episodes
 
+    def _record(self, round: int, phase: Phase, episodes: Sequence[Episode]) -> None:
+        path = self.directory.recordings_path(phase, round)
+        with blamed(path):
+            write_recordings(path, [episode.recording for episode in episodes])
+
     async def _evaluate(self, round: int) -> None:
         episodes = await self._play(round, Phase.EVALUATE, len(held_out(self.production.scenario)))
-        playing = [(agent.role, agent.version) for agent in self.agents]
+        playing = [(agent.role, self._played[agent.role.policy]) for agent in self.agents]
         rows = metrics.evaluation_rows(round, episodes, self.production.scenario, playing, self._clocked)
         self._keep(rows)
 
@@ -196,8 +221,11 @@ class Training:
             await self._save(agent, result)
 
     async def _update(self, round: int, episodes: Sequence[Episode]) -> None:
-        batches = {agent.role.name: agent.learner.batch(episodes, agent.version) for agent in self.agents}
-        played = self._versions()
+        batches = {
+            agent.role.name: agent.learner.batch([] if agent.role.name in self._left_out else episodes, agent.version)
+            for agent in self.agents
+        }
+        played = self._played
         samples = {name: len(batch.rows) for name, batch in batches.items()}
         await self._pass(round, Phase.UPDATE, Edge.START, samples)
         began = self.clock.now()
@@ -205,7 +233,14 @@ class Training:
         await _at_once(
             [partial(self._update_agent, round, agent, batches[agent.role.name], measured) for agent in self.agents]
         )
-        await self._opened(round, Phase.UPDATE, Edge.END)
+        end = await self._opened(round, Phase.UPDATE, Edge.END)
+        for agent in self.agents:
+            agent.fenced |= agent.role.name in end.dropped and bool(batches[agent.role.name].rows)
+            own = measured.setdefault(agent.role.name, {})
+            if agent.role.name in self._left_out:
+                own["count/left_out"] = 1.0
+            if self._dropped:
+                own["count/dropped_episodes"] = float(self._dropped)
         self._clocked.phases[Phase.UPDATE] = self.clock.now() - began
         self._clocked.engine = self._engine(measured)
         self._clocked.round, self._began = self.clock.now() - self._began, self.clock.now()
@@ -231,9 +266,11 @@ class Training:
         self, round: int, agent: Agent, batch: Batch, measured: dict[AgentName, dict[str, float]]
     ) -> None:
         spec = next(each for each in self.spec.agents if each.name == agent.role.name)
+        if agent.role.name in self._left_out:
+            return
         if due(spec, round, len(batch.rows)):
-            await self.client.may_update(round, agent.role.name)
             try:
+                await self.client.may_update(round, agent.role.name)
                 measured[agent.role.name] = await self._learn(agent, batch.rows)
             except OperationError as error:
                 self.progress.note(
@@ -242,13 +279,17 @@ class Training:
                 measured[agent.role.name] = {"count/refused_updates": 1.0}
         elif not batch.rows and batch.report.reason:
             self.progress.note(f"round {round}, {agent.role.name}: {batch.report.reason}")
-        await self.client.arrive(Arrive(self.spec.run, round, Phase.UPDATE, Edge.END, agent.role.name, agent.version))
+        at = round, Phase.UPDATE, Edge.END
+        await self.client.arrive(Arrive(self.spec.run, *at, agent.role.name, agent.version, digest=agent.digest))
         self.progress.updating(agent.role.name, ARRIVED)
 
     async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
         """Gradient, optimizer, publish. Returns what was measured. OperationError if nothing was learned; what is refused after a first
         step ends the update, and what was learned is published: the weights have moved."""
         learning = agent.role.learning
+        if agent.fenced and agent.adapter is not None:
+            await self._measured(agent, Rewind(agent.adapter))
+            agent.fenced = False
         loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
         ref = await self.bundles.put(
             bundle_name(agent.role.policy, f"batch-{agent.operations:06d}"), {FILE: encode_rows(rows)}
@@ -271,9 +312,10 @@ class Training:
         finally:
             self.bundles.drop(ref)
         self.progress.updating(agent.role.name, "publish")
-        result = await self._operate(agent, Publish(agent.version + 1))
+        agent.asked += 1
+        result = await self._operate(agent, Publish(agent.asked))
         assert isinstance(result, Published)
-        agent.version += 1
+        agent.version = agent.asked
         await self._save(agent, result)
         return measured
 
@@ -293,6 +335,7 @@ class Training:
         return await self.client.operate(Operate(self.spec.run, op, agent.role.name, agent.role.policy, operation))
 
     async def _save(self, agent: Agent, published: Published) -> None:
+        agent.adapter = published.adapter
         files = await self.bundles.get(published.adapter)
         self.directory.save_adapter(agent.role.name, published.version.version, files)
 
@@ -305,22 +348,29 @@ class Training:
 
     # --- barriers ---
 
-    async def _pass(self, round: int, phase: Phase, edge: Edge, samples: Mapping[AgentName, int] | None = None) -> None:
-        """Arrive with every agent and wait until the barrier opens."""
-        names = tuple(agent.role.name for agent in self.agents)
-        versions = tuple(agent.version for agent in self.agents)
+    async def _pass(
+        self, round: int, phase: Phase, edge: Edge, samples: Mapping[AgentName, int] | None = None
+    ) -> Opened:
+        """Arrive with every agent of this round and wait until the barrier opens."""
+        here = [agent for agent in self.agents if agent.role.name not in self._left_out]
+        names = tuple(agent.role.name for agent in here)
+        versions = tuple(agent.version for agent in here)
         counts = tuple(samples[name] for name in names) if samples else ()
-        await self.client.arrive(Arrivals(self.spec.run, round, phase, edge, names, versions, counts))
-        await self._opened(round, phase, edge)
+        digests = tuple(agent.digest for agent in here)
+        await self.client.arrive(Arrivals(self.spec.run, round, phase, edge, names, versions, counts, digests))
+        return await self._opened(round, phase, edge)
 
     async def _opened(self, round: int, phase: Phase, edge: Edge) -> Opened:
         opened = await self.client.opened(round, phase, edge)
         self._clocked.waits[f"{phase}_{edge}"] = {wait.member: wait.seconds for wait in opened.waits}
         self.progress.opened(round, phase, edge, opened.waits)
+        if opened.dropped:
+            late = ", ".join(opened.dropped)
+            agents = edge == Edge.START or phase == Phase.UPDATE
+            fate = "left out of the rest of it" if agents else "dropped"
+            self.progress.note(f"round {round}, {edge} of {phase}: not there in time and {fate}: {late}")
+            self._left_out |= set(opened.dropped) if agents else set()
         return opened
-
-    def _versions(self) -> dict[PolicyName, int]:
-        return {agent.role.policy: agent.version for agent in self.agents}
 
     def _check_stop(self) -> None:
         if self._stopping:

@@ -152,7 +152,10 @@ class Client:
         return cast(Admitted, await self._answer(Admitted))
 
     async def arrive(self, message: Arrive | Arrivals) -> None:
-        """Say that an agent has arrived at a barrier, or several together; `opened` waits for the barrier."""
+        """Say that an agent has arrived at a barrier, or several together; `opened` waits for the barrier. One that has opened without
+        them is told nothing."""
+        if (message.round, message.phase, message.edge) in self._came:
+            return
         agents = (message.agent,) if isinstance(message, Arrive) else message.agents
         if (message.phase, message.edge) == (Phase.UPDATE, Edge.START):
             self._starts.update({(message.round, agent): message for agent in agents})
@@ -165,9 +168,15 @@ class Client:
                 self._asked.add(message.episode, message, self._clock.now())
         return cast(Opened, await self._waiters.get((round, phase, edge)))
 
+    async def left_out(self, round: int, phase: Phase) -> frozenset[str]:
+        """Wait until a rollout or evaluation ends without some of its episodes, which does not happen to most; returns which."""
+        return frozenset(cast(Opened, await self._waiters.get(("left out", round, phase))).dropped)
+
     async def may_update(self, round: int, agent: AgentName) -> None:
-        """Wait until the update gate admits this agent."""
+        """Wait until the update gate admits this agent. OperationError if the round's updates end without it."""
         start = self._starts.get((round, agent))
+        if (round, Phase.UPDATE, Edge.END) in self._came and (round, agent) not in self._came:
+            raise _too_late(agent)
         if start is not None and (round, agent) not in self._came:
             self._asked.add((round, agent), start, self._clock.now())  # its repetition is answered with what followed
         await self._answer((round, agent))
@@ -185,6 +194,8 @@ class Client:
     def account(self, message: EpisodeEnded) -> None:
         """One episode is over. It is said again while somebody waits for the end of its phase."""
         phase = message.episode.round, message.episode.phase
+        if (*phase, Edge.END) in self._came:
+            return
         self._ended.setdefault(phase, []).append(message)
         if self._member:
             self._send(message)
@@ -343,13 +354,26 @@ class Client:
                 self._asked.drop(ended.episode)
             self._starts = {key: each for key, each in self._starts.items() if key[0] > message.round}
             self._asked.drop(at[:2])
+            self._left_out(message)
         elif arrivals and self._plays_missing(*at[:2]):
             self._asked.add(at[:2], arrivals[0], self._clock.now())  # its repetition is answered with what followed
         self._waiters.put(at, message, keep=True)
 
+    def _left_out(self, message: Opened) -> None:
+        """Release whoever waits for what does not come any more in this round."""
+        if message.phase != Phase.UPDATE:
+            if message.dropped:
+                self._waiters.put(("left out", message.round, message.phase), message, keep=True)
+            return
+        for agent in message.dropped:
+            key = message.round, AgentName(agent)
+            self._asked.drop(key)
+            if key not in self._came:
+                self._waiters.put(key, _too_late(key[1]))
+
     def _played(self, message: Play) -> None:
         phase = message.round, message.phase
-        if self._first((*phase, message.group)):
+        if (*phase, Edge.END) not in self._came and self._first((*phase, message.group)):
             self._play.send_nowait(message)
             if not self._plays_missing(*phase):
                 self._asked.drop(phase)
@@ -368,3 +392,7 @@ class Client:
             self._lost(f"the coordinator restarted and refused {message.what} ({message.reason})")
         else:
             self._break(ClientError(f"the coordinator refused {message.what}: {message.reason}"))
+
+
+def _too_late(agent: AgentName) -> OperationError:
+    return OperationError(f"{agent} was left out: the updates ended before its turn had come")
