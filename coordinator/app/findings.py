@@ -89,17 +89,21 @@ def changes(rows: Sequence[Row], headline: str = "") -> tuple[Change, ...]:
 
 def evaluations(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     """Name, mode, and agent (if the agents' values differ) of each evaluation -> its value per round, by round."""
-    found: dict[str, dict[int, float]] = {}
+    return {", ".join(filter(None, line)): points for line, points in evaluation_lines(rows).items()}
+
+
+def evaluation_lines(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """The same by (name, mode, agent); agent "": its values are those of everybody."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
     here = [row for row in rows if evaluated(row) and value_of(row) is not None]
-    for kind in dict.fromkeys(map(evaluation_of, here)):
+    for name, mode in dict.fromkeys(map(evaluation_of, here)):
         per_agent: dict[str, dict[int, float]] = {}
-        for row in sorted((row for row in here if evaluation_of(row) == kind), key=round_of):
+        for row in sorted((row for row in here if evaluation_of(row) == (name, mode)), key=round_of):
             per_agent.setdefault(str(row.get("agent") or ""), {})[round_of(row)] = value_of(row) or 0.0
-        name = ", ".join(filter(None, kind))
         if all(each == next(iter(per_agent.values())) for each in per_agent.values()):
-            found[name] = next(iter(per_agent.values()))
+            found[name, mode, ""] = next(iter(per_agent.values()))
         else:
-            found.update({f"{name}, {agent}": points for agent, points in per_agent.items()})
+            found.update({(name, mode, agent): points for agent, points in per_agent.items()})
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.app import findings
+from coordinator.app import curves, findings
 from coordinator.app.curves import draw
 from coordinator.app.progress import AgentFacts, Row, RunFacts, RunResult
 from coordinator.app.rundir import Exit
@@ -113,6 +114,47 @@ def test_the_picture_is_a_png_of_900_by_500() -> None:
     assert picture is not None
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert (int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (900, 500)
+
+
+def drawn(rows: list[Row]) -> Any:
+    """The figure with everything on it, before it becomes a picture."""
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=curves.SIZE, layout="constrained")
+    curves._panels(figure, rows, "success")
+    return figure
+
+
+def crowd(agents: int) -> list[Row]:
+    """Seven evaluations in two modes, whose values differ from agent to agent."""
+    names = [f"agent-{k}" for k in range(agents)]
+    held = [
+        {"agent": name, "phase": "evaluate", "evaluation": f"against-{k}", "mode": mode, "value": float(number)}
+        for k in range(7)
+        for mode in ("sampled", "greedy")
+        for number, name in enumerate(names)
+    ]
+    rewards = [{"agent": name, "phase": "train", "reward_mean": 1.0} for name in names]
+    return [{"round": round, **row} for round in (1, 2) for row in [*held, *rewards]]
+
+
+def test_every_line_of_the_picture_looks_different() -> None:
+    figure = drawn(crowd(3))
+    for axes in (figure.axes[0], figure.axes[1]):
+        named = [line for line in axes.lines if not line.get_label().startswith("_")]
+        looks = {
+            (each.get_color(), each.get_marker(), each.get_linestyle(), each.get_markerfacecolor()) for each in named
+        }
+        assert len(named) == len(looks)
+    assert len(figure.axes[1].lines) == 7 * 2 * 3
+
+
+def test_names_of_lines_never_lie_on_the_curves() -> None:
+    few, many = drawn(crowd(1)), drawn(crowd(6))
+    for figure in (few, many):
+        figure.draw_without_rendering()
+        frames = [axes.get_window_extent() for axes in figure.axes]
+        assert len(figure.legends) == 2
+        assert not any(each.get_window_extent().overlaps(frame) for each in figure.legends for frame in frames)
+    assert many.get_figheight() > few.get_figheight()
 
 
 def test_names_are_no_formulas_and_no_fonts_are_missed() -> None:
