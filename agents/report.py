@@ -22,7 +22,7 @@ class Fate(StrEnum):
     TRAINED = "trained"
 
 
-_WHY = MappingProxyType(
+WHY = MappingProxyType(
     {
         Fate.STALE: "were sampled by a version outside the bound",
         Fate.BAD_SCORE: "have no usable score (None, NaN or infinite)",
@@ -81,7 +81,7 @@ def why_empty(episodes: int, failed: int, fates: Mapping[Fate, int]) -> str:
         return "nothing to train on: no episode was played"
     reasons = [f"{failed} of {episodes} episodes failed or were dropped"] if failed else []
     total = sum(fates.values())
-    reasons += [f"{fates[fate]} of {total} rows {why}" for fate, why in _WHY.items() if fates.get(fate)]
+    reasons += [f"{fates[fate]} of {total} rows {why}" for fate, why in WHY.items() if fates.get(fate)]
     if not reasons:
         return f"nothing to train on: the agent sat at no table in {episodes} episodes"
     return f"nothing to train on: {', '.join(reasons)}"

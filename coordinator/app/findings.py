@@ -12,10 +12,25 @@ from dataclasses import replace
 from numbers import Real
 from statistics import fmean
 
+from agents.report import WHY
 from coordinator.app.progress import Change, Row
 
 FIRST, LAST = 5, 10  # training rounds averaged before and after
-COUNTED = ("forfeits", "retries", "cut", "failed", "groups_without_signal")
+LEFT_OUT = {f"count/{fate}": f"sequences that {why}" for fate, why in WHY.items()}
+COUNTED = {
+    "forfeits": "turns that the agent forfeited",
+    "retries": "replies that did not parse and were asked for again",
+    "cut": "sequences whose last reply was cut off by a limit",
+    "failed": "episodes that failed",
+    "groups_without_signal": "groups of equal scores, from which nothing can be learned",
+    **LEFT_OUT,
+    "count/masked_tokens": "sampled tokens that were not trained on",
+    "count/missing_logprobs": "sampled tokens without a log-probability",
+    "count/singleton_groups": "groups of one episode, which has nothing to be compared with",
+    "count/duplicate_episodes": "episodes that came a second time",
+    "count/refused_updates": "updates that were refused or ended early",
+    "count/bad_scores": "scores that were None, NaN or infinite",
+}  # what was dropped, masked, refused or failed: a row's key -> its meaning
 PHASES = ("rollout", "update", "evaluate")
 SILENT_ROUNDS = 3  # so many rounds in a row without any signal are worth a warning
 NO_ENTROPY = 0.02  # nats per token
@@ -108,16 +123,15 @@ def evaluation_lines(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[int
 
 
 def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """How often what was dropped, masked, refused or failed: reason -> agent -> times. Reasons without any are left out."""
+    """How often what was dropped, masked, refused or failed: a row's key -> agent -> times. Keys without any are left out."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         for key in row:
             if key in COUNTED or key.startswith("count/"):
-                reason = key.removeprefix("count/").replace("_", " ") + (" (evaluation)" if evaluated(row) else "")
-                times = found.setdefault(reason, {})
+                times = found.setdefault(key, {})
                 agent = str(row.get("agent", ""))
                 times[agent] = times.get(agent, 0) + int(number(row, key) or 0)
-    return {reason: times for reason, times in found.items() if any(times.values())}
+    return {key: times for key, times in found.items() if any(times.values())}
 
 
 def seconds(rows: Iterable[Row]) -> dict[str, float]:
@@ -131,6 +145,21 @@ def seconds(rows: Iterable[Row]) -> dict[str, float]:
                 here[part] = max(here.get(part, 0.0), number(row, key) or 0.0)
     parts = dict.fromkeys(part for here in per_round.values() for part in here)
     return {part: sum(here.get(part, 0.0) for here in per_round.values()) for part in parts}
+
+
+def work(spent: Mapping[str, float]) -> dict[str, float]:
+    """What the training rounds were spent on, in seconds that add up to theirs; empty if that is not known."""
+    if not spent.get("round") or "engine" not in spent:
+        return {}
+    parts = {"engine (the model)": spent["engine"], "scenario code": spent.get("scenario", 0.0)}
+    rest = spent["round"] - sum(parts.values())
+    return parts | ({"coordination": rest} if rest >= 0 else {"engine and scenario at once": rest})
+
+
+def phases(spent: Mapping[str, float], whole: float) -> dict[str, float]:
+    """What the run was spent on, phase by phase, in seconds that add up to `whole` (or to the phases, should they be longer)."""
+    parts = {phase: spent[phase] for phase in PHASES if phase in spent}
+    return parts | {"everything else": max(0.0, whole - sum(parts.values()))}
 
 
 def coordination_share(spent: Mapping[str, float]) -> float | None:

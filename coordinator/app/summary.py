@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.app import findings
-from coordinator.app.figures import NOTHING, clock, plain, readable, signed, took
+from coordinator.app.figures import NOTHING, clock, plain, readable, signed
 from coordinator.app.progress import Row, RunFacts, RunResult
 
 TRANSCRIPT_LINES = 60
@@ -18,7 +18,7 @@ def summary(facts: RunFacts, rows: Sequence[Row], result: RunResult, *, curves: 
         _warnings(result),
         _changes(result),
         [f"![Reward, headline measure and evaluations by round]({curves})"] if curves else [],
-        _time(rows),
+        _time(rows, result.seconds),
         _waits(rows),
         _counts(rows),
         _episodes(result),
@@ -75,70 +75,92 @@ def _changes(result: RunResult) -> Iterator[str]:
     )
 
 
-def _time(rows: Sequence[Row]) -> Iterator[str]:
-    """Seconds per phase and what they were spent on; shares are of all phases together."""
+def _time(rows: Sequence[Row], whole: float) -> Iterator[str]:
+    """Twice the same time: the training rounds by who worked, and the whole run by phase. Each time the parts add up."""
     spent = findings.seconds(rows)
-    whole = sum(spent.get(phase, 0.0) for phase in findings.PHASES)
-    if not whole:
+    if not any(spent.get(phase) for phase in findings.PHASES):
         return
     yield "## Time"
     yield ""
     rounds = max(1, len({findings.round_of(row) for row in findings.trained(rows)}))
-    parts = [each for each in findings.PHASES if each in spent] + [
-        each for each in spent if each not in findings.PHASES
-    ]
     yield from _table(
-        ("", "in all", "per training round", "share"),
-        (
-            (
-                part if part in findings.PHASES else f"of it {part}",
-                took(spent[part]),
-                took(spent[part] / rounds),
-                f"{spent[part] / whole:.1%}",
-            )
-            for part in parts
-        ),
+        ("", "seconds", "per training round", "share"),
+        [
+            *_parts("all training rounds", findings.work(spent), rounds),
+            *_parts("the whole run", findings.phases(spent, whole), rounds),
+        ],
     )
     if (rate := findings.mean(findings.trained(rows), "tokens_per_second")) is not None:
         yield ""
-        yield f"{rate:,.0f} tokens per second on average."
+        yield f"{rate:,.0f} tokens per second of rollout on average."
+
+
+def _parts(name: str, parts: Mapping[str, float], rounds: int) -> Iterator[tuple[str, ...]]:
+    """Rows of a table: the sum of the parts, then each of them. Only what every round has is given per round."""
+    whole = sum(parts.values())
+    if not whole:
+        return
+    rarely = ("the whole run", "evaluate", "everything else")
+    each = NOTHING if name in rarely else f"**{whole / rounds:,.2f}**"
+    yield f"**{name}**", f"**{whole:,.2f}**", each, "**100.0%**"
+    for part, seconds in parts.items():
+        each = NOTHING if part in rarely else f"{seconds / rounds:,.2f}"
+        yield part, f"{seconds:,.2f}", each, f"{seconds / whole:.1%}"
 
 
 def _waits(rows: Sequence[Row]) -> Iterator[str]:
-    """How long each agent waited at each barrier."""
+    """How long each agent waited at each barrier, on average."""
     keys = dict.fromkeys(key for row in rows for key in row if key.startswith("wait/"))
     agents = findings.agents(rows)
     if not keys or not any(findings.total(rows, key) for key in keys):
         return
-    yield "## Waiting at barriers (seconds per round)"
+    yield "## Waiting at barriers (milliseconds per round)"
     yield ""
     yield from _table(
         ("barrier", *agents),
         (
             (
                 key.removeprefix("wait/").replace("_", " "),
-                *(plain(findings.mean((row for row in rows if row.get("agent") == agent), key)) for agent in agents),
+                *(_milliseconds(findings.mean(findings.trained(rows, agent), key)) for agent in agents),
             )
             for key in keys
         ),
     )
 
 
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{1000 * seconds:,.1f}"
+
+
 def _counts(rows: Sequence[Row]) -> Iterator[str]:
     yield "## What was dropped, masked, refused or failed"
     yield ""
-    counts = findings.counts(rows)
-    if not counts:
+    evaluated = [row for row in rows if findings.evaluated(row)]
+    tables = {"In training": findings.counts(findings.trained(rows)), "In evaluations": findings.counts(evaluated)}
+    if not any(tables.values()):
         yield "Nothing."
-        return
-    agents = tuple(dict.fromkeys(agent for times in counts.values() for agent in times))
-    yield from _table(
-        ("", *agents),
-        (
-            (reason, *(str(times[agent]) if agent in times else NOTHING for agent in agents))
-            for reason, times in counts.items()
-        ),
-    )
+    for number, (where, counts) in enumerate((where, counts) for where, counts in tables.items() if counts):
+        yield from ([""] if number else [])
+        yield f"{where}:"
+        yield ""
+        agents = tuple(dict.fromkeys(agent for times in counts.values() for agent in times))
+        yield from _table(
+            ("", "what it counts", *agents),
+            (
+                (_reason(key), findings.COUNTED.get(key, ""), *(_times(times.get(agent)) for agent in agents))
+                for key, times in counts.items()
+            ),
+        )
+
+
+def _reason(key: str) -> str:
+    """The key as words. Some have a twin: `cut` counts incidents, `count/cut` sequences that were left out for it."""
+    words = key.removeprefix("count/").replace("_", " ")
+    return f"left out: {words}" if key in findings.LEFT_OUT else words
+
+
+def _times(count: int | None) -> str:
+    return NOTHING if count is None else f"{count:,}"
 
 
 def _episodes(result: RunResult) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agents.report import Fate
 from coordinator.app import findings
 from coordinator.app.progress import Change, Row
 
@@ -64,19 +65,37 @@ def test_rounds_without_a_number_are_left_out_of_the_average() -> None:
     assert findings.changes(rows) == (Change("reward of ann", 1.0, 3.0, "1", "5"),)
 
 
-def test_counts_are_per_agent_and_evaluations_are_named() -> None:
+def test_counts_are_per_agent_and_what_never_happened_is_left_out() -> None:
     rows = [
-        {**train(1, cut=1, failed=0), "count/stale_batch": 2},
+        {**train(1, cut=1, failed=0), "count/cut": 5, "count/strange": 2},
         train(2, cut=2),
         train(1, "bob", forfeits=3),
-        evaluate(0, cut=4),
     ]
     assert findings.counts(rows) == {
         "cut": {"ann": 3},
-        "stale batch": {"ann": 2},
+        "count/cut": {"ann": 5},
+        "count/strange": {"ann": 2},
         "forfeits": {"bob": 3},
-        "cut (evaluation)": {"ann": 4},
     }
+
+
+def test_whatever_a_row_counts_has_a_meaning() -> None:
+    report = {f"count/{fate}" for fate in Fate if fate != Fate.TRAINED}
+    assert report <= set(findings.COUNTED)
+
+
+def test_the_work_of_the_rounds_adds_up_to_them() -> None:
+    spent = {"round": 10.0, "engine": 8.0, "scenario": 0.5, "coordination": 1.7}
+    assert findings.work(spent) == {"engine (the model)": 8.0, "scenario code": 0.5, "coordination": 1.5}
+    at_once = findings.work({"round": 10.0, "engine": 12.0, "scenario": 1.0})
+    assert at_once == {"engine (the model)": 12.0, "scenario code": 1.0, "engine and scenario at once": -3.0}
+    assert findings.work({"rollout": 1.0}) == {}
+
+
+def test_the_phases_add_up_to_the_run() -> None:
+    spent = {"round": 5.0, "rollout": 3.0, "update": 1.0, "evaluate": 2.0}
+    assert findings.phases(spent, 10.0) == {"rollout": 3.0, "update": 1.0, "evaluate": 2.0, "everything else": 4.0}
+    assert findings.phases(spent, 5.0)["everything else"] == 0.0
 
 
 def test_the_time_of_a_round_counts_once_however_many_agents_say_it() -> None:

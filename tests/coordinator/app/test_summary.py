@@ -44,9 +44,13 @@ def rows_of(rounds: int) -> list[Row]:
                 "entropy": 1.0,
             }
             found.append(
-                row | {"measure/success": 0.5, "seconds/rollout": 3.0, "seconds/update": 1.0, "wait/update_end": 0.25}
+                row
+                | {"measure/success": 0.5, "count/cut": 1, "count/strange": 1}
+                | {"seconds/rollout": 3.0, "seconds/update": 1.0, "wait/update_end": 0.25 if agent == "ann" else 2e-4}
+                | {"seconds/round": 5.0, "seconds/engine": 3.5, "seconds/scenario": 0.5, "seconds/coordination": 1.0}
             )
     held_out = {"agent": "ann", "phase": "evaluate", "evaluation": "held-out", "mode": "greedy", "value": 0.5}
+    held_out |= {"cut": 3, "seconds/evaluate": 2.5}
     return [*found, {"round": 0, **held_out}, {"round": rounds, **held_out}]
 
 
@@ -55,7 +59,7 @@ def page(rows: list[Row], **odd: object) -> str:
     result = RunResult(
         changes=findings.changes(rows, "success"),
         files=(("metrics", Path("metrics.jsonl")),),
-        seconds=92.0,
+        seconds=125.0,
         warnings=findings.warnings(rows, 8),
         **values,  # type: ignore[arg-type]
     )
@@ -64,7 +68,7 @@ def page(rows: list[Row], **odd: object) -> str:
 
 def test_the_page_says_what_ran_and_how_it_ended() -> None:
     text = page(rows_of(20))
-    assert text.startswith("# guess\n\nA hint and a guess.\n\n**finished** (exit code 0) after 1:32: 20 rounds\n")
+    assert text.startswith("# guess\n\nA hint and a guess.\n\n**finished** (exit code 0) after 2:05: 20 rounds\n")
     assert "    opentinker run guess --seed 7\n" in text
     assert "Model `demo`, seed 7, 20 rounds of 64 episodes." in text
     assert "| ann | left, right | ann | grpo |" in text
@@ -75,9 +79,20 @@ def test_the_page_says_what_ran_and_how_it_ended() -> None:
     [
         "| reward of ann | 0.15 | 0.78 | +0.62 | 1-5 → 11-20 |",
         "| held-out, greedy | 0.50 | 0.50 | +0.00 | 0 → 20 |",
-        "| rollout | 60.0 s | 3.0 s | 75.0% |",
-        "| update end | 0.25 | 0.25 |",
-        "| cut | 40 | 40 |",
+        "| **all training rounds** | **100.00** | **5.00** | **100.0%** |",
+        "| engine (the model) | 70.00 | 3.50 | 70.0% |",
+        "| scenario code | 10.00 | 0.50 | 10.0% |",
+        "| coordination | 20.00 | 1.00 | 20.0% |",
+        "| **the whole run** | **125.00** | – | **100.0%** |",
+        "| rollout | 60.00 | 3.00 | 48.0% |",
+        "| update | 20.00 | 1.00 | 16.0% |",
+        "| evaluate | 5.00 | – | 4.0% |",
+        "| everything else | 40.00 | – | 32.0% |",
+        "| update end | 250.0 | 0.2 |",
+        "| cut | sequences whose last reply was cut off by a limit | 40 | 40 |",
+        "| left out: cut | sequences that were cut off, and cut rows are ignored | 20 | 20 |",
+        "| strange |  | 20 | 20 |",
+        "| cut | sequences whose last reply was cut off by a limit | 6 |",
         "- ann: 3.1% of its episodes have an answer cut off by a limit; raise max_tokens or ask for shorter answers",
         "![Reward, headline measure and evaluations by round](curves.png)",
         "    ann says: | hi",
@@ -91,7 +106,7 @@ def test_the_page_has(line: str) -> None:
 
 def test_a_run_that_failed_before_its_first_round_has_a_page_too() -> None:
     text = page([], exit=Exit("failed", 1, "the model\nis | gone"), transcripts=())
-    assert "**failed** (exit code 1) after 1:32: the model is \\| gone" in text
+    assert "**failed** (exit code 1) after 2:05: the model is \\| gone" in text
     assert "nothing to compare" in text
     assert "## Time" not in text
 
