@@ -16,6 +16,8 @@ from typing import TypeVar
 from anyio.lowlevel import checkpoint
 
 from agents.players.player import Answer, Cut, Need, Player, Reply
+from scenarios.act import Promises
+from scenarios.blame import left
 from scenarios.errors import Forfeited, ScenarioError
 from scenarios.recording import Recorder
 from scenarios.turns import Turns
@@ -74,6 +76,7 @@ class Dealer:
     ) -> None:
         self.seats = tuple(players)
         self.recorder = Recorder()
+        self.promises = Promises(self.misuse)
         self.fault: Exception | None = None
         self.outside = 0.0
         self._players = players
@@ -143,6 +146,10 @@ class Dealer:
         """Whatever is raised inside is the episode's fault, if it is the first."""
         try:
             yield
+        except SystemExit as exit:
+            error = left(exit)
+            self.fault = self.fault or error
+            raise error from None
         except Exception as error:
             self.fault = self.fault or error
             raise
@@ -282,7 +289,7 @@ def _parsed(seat: SeatName, text: str, parse: Parser[T]) -> T | Complaint | Brok
         value = parse(text)
     except ValueError as error:
         return Complaint((str(error) or "That reply could not be read.")[:MAX_COMPLAINT])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         broken = ScenarioError(
             f"the parser of seat {seat!r} raised {type(error).__name__}: {error}; "
             "expected a value, or ValueError with a message for the player"

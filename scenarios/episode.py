@@ -1,7 +1,7 @@
 """Play one episode of a scenario: the one place where scenario code is entered, and where everything that can end it is caught.
 
 Whatever happens, exactly one outcome results: finished, forfeited, failed (with one reason), or dropped by the runtime. Only cancellation
-from outside, and exceptions that are no `Exception`, pass through.
+from outside and a keyboard interrupt pass through; `exit()` fails the episode that called it and no other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import anyio
 
 from agents.players.player import Player
-from scenarios.blame import place, told
+from scenarios.blame import left, place, told
 from scenarios.dealing import Dealer, TurnLimit
 from scenarios.errors import Dropped, Forfeit, ScenarioError
 from scenarios.numeric import read_scores
@@ -140,7 +140,8 @@ async def play_with_fault(
 
 
 async def _outcome(scenario: Scenario, table: Table, dealer: Dealer, play: Play, scope: anyio.CancelScope) -> Outcome:
-    """Enter the scenario. Of several things that end it at once the first in this order counts: a fault, the deadline, its own end."""
+    """Enter the scenario. Of several things that end it at once the first in this order counts: a fault, the deadline, an act that was
+    never awaited (with what came of it), its own end."""
     waiting_at = ""
     outcome: Outcome | None = None
     with scope:
@@ -156,6 +157,9 @@ async def _outcome(scenario: Scenario, table: Table, dealer: Dealer, play: Play,
     if outcome is None or anyio.current_time() >= scope.deadline:
         at = f", at {waiting_at}" if waiting_at else ""
         return Outcome(Ended.FAILED, {}, reason=f"timeout: not over after its {play.limits.deadline:g} s{at}")
+    if dealer.promises.broken:
+        failed = _faulted(dealer.misuse(dealer.promises.broken))
+        return replace(failed, reason=f"{failed.reason}\n{outcome.reason}".strip())
     return outcome
 
 
@@ -170,6 +174,8 @@ async def _finished(scenario: Scenario, table: Table, params: Mapping[str, objec
             )
         scores = scenario.forfeit.scores(scenario.seats, forfeit.seat)
         return Outcome(Ended.FORFEITED, scores, reason=str(forfeit))
+    except SystemExit as exit:
+        return _faulted(left(exit))
     except Exception as error:
         return _faulted(error)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+from scenarios.act import Act
 from scenarios.dealing import Dealer
 from scenarios.errors import Forfeit, Forfeited
 from tinker.protocol.values import SeatName
@@ -35,12 +36,15 @@ class Seat:
         """Tell this seat, and no other, something; it is part of its next prompt."""
         self._dealer.hear(self._name, text)
 
-    async def act(self, prompt: str, parse: Callable[[str], T]) -> T:
+    def act(self, prompt: str, parse: Callable[[str], T]) -> Coroutine[Any, Any, T]:
         """Ask this seat for a reply and return it parsed.
 
         `parse` raises ValueError with a message for the player; the seat then tries again while the scenario's retries last. A reply
-        that was cut off is never parsed. Raises `Forfeit` when no usable reply came.
+        that was cut off is never parsed. Raises `Forfeit` when no usable reply came. Nothing happens before it is awaited.
         """
+        return Act(self._dealer.promises, "act", lambda: self._act(prompt, parse))
+
+    async def _act(self, prompt: str, parse: Callable[[str], T]) -> T:
         outcome = (await self._dealer.deal({self._name: prompt}, {self._name: parse}))[self._name]
         if isinstance(outcome, Forfeited):
             raise Forfeit(outcome.seat, outcome.reason)

@@ -7,10 +7,11 @@ foreign things too (a tool, `anyio.sleep`); only the episode's deadline limits t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import SupportsFloat, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
+from scenarios.act import Act
 from scenarios.dealing import Dealer
 from scenarios.errors import Forfeited
 from scenarios.numeric import read_measure
@@ -58,16 +59,25 @@ class Table:
             self._dealer.check_running("measure")
             self._measures[name] = read_measure(name, value)
 
-    async def act_all(
+    def act_all(
         self,
         prompt: str | Mapping[str, str],
         parse: Callable[[str], T] | Mapping[str, Callable[[str], T]],
         seats: Sequence[Seat | str] | None = None,
-    ) -> dict[str, T | Forfeited]:
+    ) -> Coroutine[Any, Any, dict[str, T | Forfeited]]:
         """All seats (or these, or those with a prompt of their own) act at once and unseen. `parse`: for all, or one for each seat.
 
         Returns a value or a `Forfeited` per seat, in seat order, once the last has parsed or spent its retries. Never raises `Forfeit`.
+        Nothing happens before it is awaited.
         """
+        return Act(self._dealer.promises, "act_all", lambda: self._act_all(prompt, parse, seats))
+
+    async def _act_all(
+        self,
+        prompt: str | Mapping[str, str],
+        parse: Callable[[str], T] | Mapping[str, Callable[[str], T]],
+        seats: Sequence[Seat | str] | None,
+    ) -> dict[str, T | Forfeited]:
         prompts = {self._known(seat): text for seat, text in prompt.items()} if isinstance(prompt, Mapping) else {}
         shared = "" if isinstance(prompt, Mapping) else prompt
         default: Iterable[Seat | str] = prompts if isinstance(prompt, Mapping) else self._seats

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -210,12 +212,50 @@ async def test_cancellation_from_outside_passes_through() -> None:
     assert not done
 
 
-async def test_what_is_no_exception_passes_through() -> None:
+async def test_a_keyboard_interrupt_passes_through() -> None:
     async def quitting(table: Table) -> Scores:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         await play(duel(quitting), two())
+
+
+def leave(*ignored: object) -> str:
+    raise SystemExit(0)
+
+
+async def _exits(table: Table) -> None:
+    sys.exit(3)
+
+
+async def _exits_in_its_parser(table: Table) -> None:
+    await table["ann"].act("?", leave)
+
+
+async def _swallows_the_exit_of_a_player(table: Table) -> None:
+    with contextlib.suppress(BaseException):
+        await table["bob"].act("?", str)
+
+
+@pytest.mark.parametrize(
+    ("exits", "named"),
+    [
+        (_exits, "SystemExit(3): exit() and sys.exit() end nothing but this episode"),
+        (_exits_in_its_parser, "parser of seat 'ann' raised SystemExit"),
+        (_swallows_the_exit_of_a_player, "SystemExit(0): exit()"),
+    ],
+)
+async def test_an_exit_fails_the_episode_and_nothing_else(
+    exits: Callable[[Table], Awaitable[None]], named: str
+) -> None:
+    async def quitting(table: Table) -> Scores:
+        await exits(table)
+        return {"ann": 1.0, "bob": 1.0}
+
+    episode = await play(duel(quitting), scripted(ann=lines("a"), bob=leave))
+    assert (episode.ended, episode.scores) == (Ended.FAILED, ())
+    assert named in episode.recording.reason
+    assert re.search(r'test_episode.py", line \d+, in (leave|_exits)\n', episode.recording.reason)
 
 
 async def test_an_episode_that_the_runtime_gives_up_is_dropped_even_if_the_scenario_catches_it() -> None:
