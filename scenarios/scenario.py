@@ -28,7 +28,8 @@ Scores = Mapping[str, float]
 ScenarioFunction = Callable[..., Awaitable[Scores]]
 ScriptedFunction = Script  # (heard, prompt, rng) -> reply
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,59}")  # of scenarios, seats and agents
+NAME_RULE = "at most 60 letters, digits, '_' or '-', a letter first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +142,14 @@ def _check_seats(owner: str, seats: Sequence[object]) -> None:
         raise ScenarioError(f"{owner} has no seats; name them: @scenario('ann', 'bob', version=1)")
     for seat in seats:
         if not isinstance(seat, str) or not NAME.fullmatch(seat):
-            raise ScenarioError(
-                f"{owner}: {seat!r} is no seat name; expected letters, digits, '_' or '-', a letter first"
-            )
+            raise ScenarioError(f"{owner}: {seat!r:.200} is no seat name; expected {NAME_RULE}")
     for seat in sorted({str(seat) for seat in seats if seats.count(seat) > 1}):
         raise ScenarioError(f"{owner} names the seat {seat!r} twice")
 
 
 def _check_numbers(owner: str, declared: Scenario) -> None:
     if not NAME.fullmatch(declared.name):
-        raise ScenarioError(f"{owner}: a scenario's name is letters, digits, '_' or '-', a letter first")
+        raise ScenarioError(f"{owner}: a scenario's name is {NAME_RULE}")
     if type(declared.version) is not int or declared.version < 1:
         raise ScenarioError(f"{owner}: version is {declared.version!r}; expected a whole number from 1")
     if type(declared.retries) is not int or declared.retries < 0:

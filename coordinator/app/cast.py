@@ -8,7 +8,7 @@ from itertools import product
 from coordinator.app.config import BARRIERS, ConfigError, Learning, RunConfig
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
-from scenarios.scenario import NAME
+from scenarios.scenario import NAME, NAME_RULE
 from tinker.algorithms.losses import UnknownLoss, find_loss
 from tinker.algorithms.registry import make_algorithm
 from tinker.protocol.seeds import derive
@@ -66,7 +66,7 @@ def _seating(scenario: Scenario, config: RunConfig) -> tuple[dict[str, tuple[str
     seats_of: dict[str, tuple[str, ...]] = {}
     for name, agent in config.agents.items():
         if not NAME.fullmatch(name):
-            problems.append(f"agents.{name!r}: expected letters, digits, '_' or '-', a letter first")
+            problems.append(f"agents.{name!r}: expected {NAME_RULE}")
         if not agent.seats and name not in scenario.seats:
             problems.append(
                 f"agents.{name}: no seat has this name; the seats are {', '.join(scenario.seats)} (or give seats = [...])"

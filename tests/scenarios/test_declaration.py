@@ -77,6 +77,7 @@ def test_defaults_are_a_copy_that_the_author_can_no_longer_change() -> None:
         ((), {}, "no seats"),
         (("ann", "bob", "ann"), {}, "'ann' twice"),
         (("ann", "b b"), {}, "'b b'"),
+        (("ann", "b" * 61), {}, f"{'b' * 61}' is no seat name; expected at most 60 letters"),
         (("ann",), {"version": 0}, "version is 0"),
         (("ann",), {"version": True}, "version is True"),
         (("ann",), {"retries": -1}, "retries is -1"),
@@ -100,6 +101,10 @@ def test_defaults_are_a_copy_that_the_author_can_no_longer_change() -> None:
 def test_a_wrong_declaration_is_refused_by_name(seats: tuple[str, ...], options: dict[str, Any], named: str) -> None:
     with pytest.raises(ScenarioError, match=named):
         scenario(*seats, **{"version": 1, **options})(plain)
+
+
+def test_names_may_have_60_characters() -> None:
+    assert scenario("a" * 60, version=1, name="n" * 60)(plain).seats == ("a" * 60,)
 
 
 def test_a_function_that_is_not_async_is_refused() -> None:

@@ -58,6 +58,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         (["nothing.py"], ["no scenario file", "nothing.py"]),
         (["guess", "--set", "agents.hintr.learning.lr=1"], ["agents.hintr: no seat has this name", "hinter, guesser"]),
         (["guess", "--set", "agents.a.seats=['hinter', 'x']"], ["agents.a.seats: unknown seat 'x'"]),
+        (["guess", "--set", f"agents.{'a' * 61}.seats=['hinter']"], ["expected at most 60 letters, digits, '_' or '-'"]),
         (["guess", "--set", "agents.hinter.seats=['guesser']"], ["seat 'hinter' is played by nobody"]),
         (["guess", "--set", "agents.a.seats=['hinter']", "--set", "agents.b.seats=['hinter']"], ["'hinter' is played by two"]),
         (["guess", "--set", "roundz=3"], ["roundz: unknown key (got 3)"]),
