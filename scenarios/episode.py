@@ -122,6 +122,7 @@ async def play_with_fault(
         ended=outcome.ended,
         scores=tuple((SeatName(seat), score) for seat, score in outcome.scores.items()),
         reason=outcome.reason,
+        evaluation=play.identity.evaluation,
     )
     episode = Episode(
         episode=play.identity.episode,
@@ -159,7 +160,8 @@ async def _outcome(scenario: Scenario, table: Table, dealer: Dealer, play: Play,
         return Outcome(Ended.FAILED, {}, reason=f"timeout: not over after its {play.limits.deadline:g} s{at}")
     if dealer.promises.broken:
         failed = _faulted(dealer.misuse(dealer.promises.broken))
-        return replace(failed, reason=f"{failed.reason}\n{outcome.reason}".strip())
+        detail = (outcome.reason, failed.reason) if outcome.reason else ()  # the cause comes first and last
+        return replace(failed, reason="\n".join((failed.reason, *detail)))
     return outcome
 
 

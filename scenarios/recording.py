@@ -108,6 +108,7 @@ def _to_json(recording: Recording) -> dict[str, Any]:
         "ended": recording.ended.value,
         "scores": [list(pair) for pair in recording.scores],
         "reason": recording.reason,
+        "evaluation": recording.evaluation,
     }
 
 
@@ -135,4 +136,5 @@ def _from_json(data: Mapping[str, Any]) -> Recording:
         ended=Ended(data["ended"]),
         scores=tuple((SeatName(seat), float(score)) for seat, score in data["scores"]),
         reason=str(data["reason"]),
+        evaluation=str(data.get("evaluation", "")),  # older files of this format do not have it
     )

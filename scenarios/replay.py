@@ -36,7 +36,7 @@ async def replay(recording: Recording, scenario: Scenario, *, deadline: float = 
     lines = (*recording.lines, *open_asks)
     players = {SeatName(seat): RecordedPlayer(SeatName(seat), lines) for seat in scenario.seats}
     play = Play(
-        identity=Identity(recording.run, recording.episode),
+        identity=Identity(recording.run, recording.episode, evaluation=recording.evaluation),
         rng_seed=int(recording.seed),
         params=json.loads(recording.params),
         limits=Limits(max_turns=_max_turns(recording), deadline=deadline),

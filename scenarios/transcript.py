@@ -22,7 +22,8 @@ def render(recording: Recording) -> str:
 
 
 def _sentences(recording: Recording) -> Iterator[str]:
-    yield f"Episode {recording.episode} of {recording.scenario} version {recording.version}, seed {recording.seed}, {recording.params}"
+    place = f"{recording.episode} ({recording.evaluation})" if recording.evaluation else str(recording.episode)
+    yield f"Episode {place} of {recording.scenario} version {recording.version}, seed {recording.seed}, {recording.params}"
     yield "Players: " + ", ".join(f"{seat} is {player}" for seat, player in recording.players)
     turn = -1
     for line in recording.lines:

@@ -103,9 +103,10 @@ async def play(
     index: int = 0,
     limits: Limits = USUAL,
     clock: Callable[[], float] = lambda: 0.0,
+    evaluation: str = "",
     **params: object,
 ) -> Episode:
-    identity = Identity("run", EpisodeId(1, Phase.ROLLOUT, index))
+    identity = Identity("run", EpisodeId(1, Phase.ROLLOUT, index), evaluation=evaluation)
     return await play_episode(
         played, players, turns, identity=identity, rng_seed=seed, params=params, limits=limits, clock=clock
     )

@@ -124,6 +124,8 @@ async def test_an_act_that_is_not_awaited_fails_the_episode_and_names_its_line(p
 async def test_what_came_of_the_missing_await_is_said_too() -> None:
     reason = (await played(_added)).recording.reason
     assert "TypeError: unsupported operand" in reason
+    assert reason.splitlines()[0] == reason.splitlines()[-1]
+    assert "was never awaited" in reason.splitlines()[-1]
 
 
 async def test_an_act_that_is_not_awaited_asks_nobody() -> None:

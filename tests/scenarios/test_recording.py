@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_fakes import ScriptedTurns, auction, lines, play, scripted, writers
 
-from scenarios import RecordingError, read_recordings, render, write_recordings
+from scenarios import RecordingError, read_recordings, render, replay, write_recordings
 from tinker.protocol.episodes import Recording
 from tinker.protocol.values import Finish, unpack_ids
 
@@ -31,6 +31,28 @@ async def test_recordings_come_back_as_they_were_written(tmp_path: Path) -> None
     write_recordings(tmp_path / "round-1.jsonl", recordings)
     assert read_recordings(tmp_path / "round-1.jsonl") == recordings
     assert names(tmp_path) == ["round-1.jsonl"]
+
+
+async def test_a_recording_says_which_evaluation_it_belongs_to(tmp_path: Path) -> None:
+    recording = (
+        await play(auction, scripted(ann=lines("[1]"), bob=lines("[2]")), evaluation="held-out/greedy")
+    ).recording
+    assert recording.evaluation == "held-out/greedy"
+    write_recordings(tmp_path / "r.jsonl", [recording])
+    assert json.loads((tmp_path / "r.jsonl").read_text())["evaluation"] == "held-out/greedy"
+    assert read_recordings(tmp_path / "r.jsonl") == [recording]
+    assert render(recording).startswith("Episode 1/rollout/0 (held-out/greedy) of auction version 1")
+    again = await replay(recording, auction)
+    assert (again.evaluation, again.recording) == ("held-out/greedy", recording)
+
+
+async def test_a_file_from_before_evaluations_were_recorded_can_be_read(tmp_path: Path) -> None:
+    recording = await record()
+    write_recordings(tmp_path / "r.jsonl", [recording])
+    data = json.loads((tmp_path / "r.jsonl").read_text())
+    del data["evaluation"]
+    (tmp_path / "r.jsonl").write_text(json.dumps(data) + "\n")
+    assert read_recordings(tmp_path / "r.jsonl") == [recording]
 
 
 async def test_the_file_has_a_format_fields_in_order_and_ids_as_numbers(tmp_path: Path) -> None:

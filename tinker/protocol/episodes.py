@@ -53,7 +53,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one episode needs to be played again. `seed` is the whole seed of `table.rng`; `params` the scenario's parameters, as JSON."""
+    """What one episode needs to be played again. `seed` is the whole seed of `table.rng`; `params` the scenario's parameters, as JSON.
+    `evaluation` names the held-out evaluation and how it was sampled ("held-out/greedy"); "" in training."""
 
     run: str
     episode: EpisodeId
@@ -66,6 +67,7 @@ class Recording:
     ended: Ended
     scores: tuple[tuple[SeatName, float], ...]
     reason: str = ""
+    evaluation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
