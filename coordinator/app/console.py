@@ -89,7 +89,7 @@ class Lines:
         self._say(f"note: {text}")
 
     def finished(self, result: RunResult) -> None:
-        _report(self._console, self._picture.facts, result)
+        _report(self._console, result)
 
     def _round(self, rows: Sequence[Row], rounds: int) -> str:
         """`round 12/60 rollout 1.1 s update 0.9 s | success 0.52 | hinter +0.41 v12 | 5,100 tok/s | left 1:32`, as far as it is known."""
@@ -143,9 +143,9 @@ class LiveView:
         _print(self._console, Text(f"note: {readable(text)}", style="yellow"))
 
     def finished(self, result: RunResult) -> None:
-        self._picture = replace(self._picture, ended=result.exit.reason)
+        self._picture = replace(self._picture, ended=True)
         self.close()
-        _report(self._console, self._picture.facts, result)
+        _report(self._console, result)
 
     def close(self) -> None:
         """Stop redrawing and give the cursor back; a second time does nothing."""
@@ -155,13 +155,16 @@ class LiveView:
         return screen.draw(self._picture, self._now(), self._console.width)
 
 
-def _report(console: Console, facts: RunFacts | None, result: RunResult) -> None:
+def _report(console: Console, result: RunResult) -> None:
     """How it ended: reason, before and after, warnings, sample episodes, and where everything lies."""
     good = result.exit.code == 0
     ending = f"{result.exit.reason} after {clock(result.seconds)}"
-    ending += f": {readable(result.exit.detail)}" if result.exit.detail else ""
+    cause, story = _told(readable(result.exit.detail))
     _print(console, Text(""))
-    _print(console, Text(ending, style="bold green" if good else "bold red"))
+    style = "bold green" if good else "bold red"
+    _print(console, Text(f"{ending}: {cause}" if cause else ending, style=style), whole_lines=True)
+    for line in story:
+        _print(console, Text(f"  {line}", style="dim"), whole_lines=True)
     if result.changes:
         _print(console, Text(""))
         _print(console, _changes(result))
@@ -183,6 +186,16 @@ def _report(console: Console, facts: RunFacts | None, result: RunResult) -> None
         width = max(len(what) for what, _ in result.files)
         for what, path in result.files:
             _print(console, Text(f"  {what:<{width}}  {path}"), whole_lines=True)
+
+
+def _told(detail: str) -> tuple[str, list[str]]:
+    """Why it ended, in one line, and the other lines of the story. A traceback says at its end what went wrong."""
+    lines = [line for line in detail.splitlines() if line.strip()]
+    if not lines:
+        return "", []
+    if lines[0].startswith("Traceback "):
+        return lines[-1], lines[:-1]
+    return lines[0], lines[1:]
 
 
 def _changes(result: RunResult) -> Table:

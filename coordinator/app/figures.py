@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇"  # without the full block, so that one line does not touch the next
@@ -42,17 +42,28 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The whole history in at most `width` characters: each is the average of its share, between the least and the greatest."""
+def span(values: Iterable[float], least: float) -> tuple[float, float]:
+    """The least and the greatest of the values; about the same middle, but `least` wide, if they are closer together."""
+    found = list(values) or [0.0]
+    low, high = min(found), max(found)
+    if high - low >= least:
+        return low, high
+    return (low + high - least) / 2, (low + high + least) / 2
+
+
+def sparkline(values: Sequence[float], width: int, scale: tuple[float, float] | None = None) -> str:
+    """The whole history in at most `width` characters: each is the average of its share, on this scale (None: from the least of these
+    averages to the greatest)."""
     if not values:
         return ""
     count = min(width, len(values))
     edges = [len(values) * k // count for k in range(count + 1)]
     points = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    least, most = min(points), max(points)
-    if most == least:
+    least, most = scale or (min(points), max(points))
+    if most <= least:
         return BARS[3] * count
-    return "".join(BARS[min(len(BARS) - 1, int((point - least) / (most - least) * len(BARS)))] for point in points)
+    top = len(BARS) - 1
+    return "".join(BARS[max(0, min(top, int((point - least) / (most - least) * len(BARS))))] for point in points)
 
 
 def readable(text: str) -> str:

@@ -93,9 +93,15 @@ def value_of(row: Row) -> float | None:
 def changes(rows: Sequence[Row], headline: str = "") -> tuple[Change, ...]:
     """Before and after: first 5 against last 10 training rounds, first against last round of each evaluation.
 
+    Forfeits are a line if there were any, because what they cost is part of the reward.
     Fewer than 15 rounds: the windows shrink so that none overlap. What is the same for every agent is one line.
     """
     found = [_training_change(f"reward of {agent}", trained(rows, agent), "reward_mean") for agent in agents(rows)]
+    found += [
+        _training_change(f"forfeits of {agent} per round", trained(rows, agent), "forfeits")
+        for agent in agents(rows)
+        if total(trained(rows, agent), "forfeits")
+    ]
     if headline:
         found += _headline_changes(headline, trained(rows))
     found += [_evaluation_change(what, points) for what, points in evaluations(rows).items()]

@@ -14,12 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.app import findings
-from coordinator.app.figures import clock, plain, readable, signed, sparkline, took
+from coordinator.app.figures import clock, plain, readable, signed, span, sparkline, took
 from coordinator.app.progress import ARRIVED, Row, RunFacts
 from tinker.protocol.to_host import Wait
 from tinker.protocol.values import Edge, Phase
 
 SHOWN_AGENTS = 6
+EVALUATION_LINES = 2
+LEAST_SPAN = 0.5  # of rewards: smaller ups and downs do not fill the height of a sparkline
+OTHER_COLUMNS = 11 + 6 + 7 + 9 + 6 * 2  # how wide the table is besides agent, sparkline and headline
 SHORT_WAIT = 0.05  # seconds: below this nobody waited
 WORDS = {Phase.ROLLOUT: "rollout", Phase.UPDATE: "update", Phase.EVALUATE: "evaluation"}
 
@@ -59,7 +62,7 @@ class Picture:
     latest: Mapping[str, Row] = field(default_factory=dict)
     rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     evaluations: tuple[Row, ...] = ()
-    ended: str = ""
+    ended: bool = False
 
 
 def place(round: int, phase: Phase, edge: Edge) -> str:
@@ -110,7 +113,7 @@ def time_left(picture: Picture, now: float) -> float | None:
 
 
 def draw(picture: Picture, now: float, width: int) -> RenderableType:
-    """The view, under 16 lines and for 80 columns or more."""
+    """The view, under 18 lines and for 80 columns or more."""
     facts = picture.facts
     if facts is None:
         return Text("waiting for the run to be admitted", style="dim")
@@ -124,7 +127,7 @@ def draw(picture: Picture, now: float, width: int) -> RenderableType:
         Text(""),
         _agents(facts, picture, width),
     ]
-    lines += [_cut(text) for text in (_speed(picture), _evaluations(picture)) if text]
+    lines += [_cut(text) for text in (_speed(picture), *_evaluations(picture, width)) if text]
     return Group(*lines)
 
 
@@ -145,7 +148,7 @@ def _bar(facts: RunFacts, picture: Picture, now: float, width: int) -> Renderabl
 
 def _phase(picture: Picture, now: float) -> Text:
     if picture.ended:
-        return Text(picture.ended, style="bold")
+        return Text("the run is over", style="bold")
     if picture.phase is None:
         return Text("before the first barrier", style="dim")
     text = Text.assemble((WORDS[picture.phase], "bold"), f"  {clock(now - picture.since)}")
@@ -194,10 +197,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
+    """The agents in the last finished round. Their sparklines have one scale: that of all rewards so far."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     headline = facts.headline or "reward std"
     table.add_column("agent", no_wrap=True, max_width=16)
-    for name in ("version", "reward"):
+    for name in ("played with", "reward"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("so far", no_wrap=True)
     table.add_column(headline, justify="right", no_wrap=True, max_width=12)
@@ -205,6 +209,9 @@ def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     shown = len(facts.agents) if len(facts.agents) <= SHOWN_AGENTS else SHOWN_AGENTS - 1
     key = f"measure/{facts.headline}" if facts.headline else "reward_std"
+    scale = span((each for history in picture.rewards.values() for each in history), LEAST_SPAN)
+    names = max((len(agent.name) for agent in facts.agents[:shown]), default=0)
+    room = width - min(16, max(names, len("agent"))) - min(12, len(headline)) - OTHER_COLUMNS
     for agent in facts.agents[:shown]:
         row = picture.latest.get(agent.name, {})
         version = findings.number(row, "version")
@@ -212,7 +219,7 @@ def _agents(facts: RunFacts, picture: Picture, width: int) -> Table:
             Text(agent.name, style="bold"),
             "frozen" if agent.trains == "frozen" else f"v{version:.0f}" if version is not None else "–",
             _coloured(findings.number(row, "reward_mean")),
-            Text(sparkline(picture.rewards.get(agent.name, ()), 12 if width < 100 else 24), style="cyan"),
+            Text(sparkline(picture.rewards.get(agent.name, ()), max(6, min(24, room)), scale), style="cyan"),
             plain(findings.number(row, key)),
             plain(findings.number(row, "entropy")),
             plain(findings.number(row, "grad_norm")),
@@ -244,14 +251,28 @@ def speed(rows: Sequence[Row]) -> list[str]:
     return [f"{max(rates):,.0f} tok/s", *parts] if rates else parts
 
 
-def _evaluations(picture: Picture) -> Text | None:
-    """Each evaluation from its first round to its latest; the sampled ones, if there are any."""
+def _evaluations(picture: Picture, width: int) -> list[Text]:
+    """Each evaluation from its first round to its latest; the sampled ones, if there are any. Lines break between evaluations."""
     found = findings.evaluations(picture.evaluations)
-    if not found:
-        return None
     sampled = {what.replace(", sampled", ""): points for what, points in found.items() if ", sampled" in what}
     words = []
     for what, points in (sampled or found).items():
         first, last = points[min(points)], points[max(points)]
         words.append(f"{what} {plain(first)}" + (f" → {plain(last)}" if len(points) > 1 else ""))
-    return Text(f"evaluation{' (sampled)' if sampled else ''}: " + " · ".join(words[:4]))
+    return _folded(f"evaluation{' (sampled)' if sampled else ''}: ", words, width) if words else []
+
+
+def _folded(title: str, words: Sequence[str], width: int) -> list[Text]:
+    """The words after the title, on as many lines as may be; what has no place is counted at the end."""
+    lines = [title + words[0]]
+    for number, each in enumerate(words[1:], start=1):
+        rest = len(words) - number
+        more = f" · and {rest - 1} more" if len(lines) == EVALUATION_LINES and rest > 1 else ""
+        if len(f"{lines[-1]} · {each}{more}") <= width:
+            lines[-1] += f" · {each}"
+        elif len(lines) < EVALUATION_LINES:
+            lines.append(" " * len(title) + each)
+        else:
+            lines[-1] += f" · and {rest} more"
+            break
+    return [Text(line) for line in lines]

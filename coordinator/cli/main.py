@@ -6,6 +6,7 @@ Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configurat
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -142,9 +143,18 @@ def run(
     request = RunRequest(resolved, chosen, directory, coordinator, named, " ".join(["opentinker", *sys.argv[1:]]))
     with watching() as progress:
         exit = anyio.run(play, request, progress, keys)
-    if exit.code and not sys.stdout.isatty():  # on a terminal the report has said it
+    if exit.code and _elsewhere():  # else the report has said it
         print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
     raise typer.Exit(exit.code)
+
+
+def _elsewhere() -> bool:
+    """Whether standard output goes into a file of its own, where nobody sees what is said (a terminal, a pipe: somebody reads it)."""
+    try:
+        out, err = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # one of them is no file
+        return True
+    return not (sys.stdout.isatty() or stat.S_ISFIFO(out.st_mode) or os.path.samestat(out, err))
 
 
 @app.command()

@@ -148,7 +148,8 @@ def test_the_view_says_where_the_run_is_and_what_is_left() -> None:
     text = "\n".join(shown(picture, 3.0))
     assert "round 2/60 · 0:03 gone · 2:57 left" in text
     assert "rollout  0:01" in text
-    assert "hinter        v1   +0.41  ▄          0.52     1.20       0.30" in text
+    assert "agent    played with  reward  so far" in text
+    assert "hinter            v1   +0.41  ▄          0.52     1.20       0.30" in text
     assert "last round: 5,100 tok/s · rollout 1.1 s · update 0.90 s · coordination 5.0%" in text
 
 
@@ -192,10 +193,77 @@ def test_the_view_stays_small(count: int, width: int) -> None:
     picture = Picture(facts=facts(names))
     for round in range(1, 50):
         picture = screen.noted(picture, trained(round, names))
-    picture = screen.noted(picture, evaluated(0, 0.1) + evaluated(40, 0.9))
+    many = [{**row, "evaluation": f"against-the-player-{k}"} for k in range(9) for row in evaluated(0, 0.1)]
+    picture = screen.noted(picture, many + evaluated(0, 0.1) + evaluated(40, 0.9))
     text = shown(picture, 1e5, width)
-    assert len(text) <= 16
+    assert len(text) < 18
     assert max(map(len, text)) <= width
+
+
+def test_noise_of_a_tenth_is_not_drawn_as_a_collapse() -> None:
+    picture = Picture(facts=facts())
+    for round, reward in enumerate((0.9, 0.8, 0.9), start=1):
+        picture = screen.noted(picture, [{**row, "reward_mean": reward} for row in trained(round)])
+    assert any("▅▃▅" in line for line in shown(picture, 1.0))
+
+
+def test_sparklines_of_all_agents_have_one_scale() -> None:
+    picture = Picture(facts=facts())
+    for round, rewards in enumerate(((0.0, 0.0), (8.0, 1.0)), start=1):
+        rows = [{**row, "reward_mean": each} for row, each in zip(trained(round), rewards, strict=True)]
+        picture = screen.noted(picture, rows)
+    text = "\n".join(shown(picture, 1.0))
+    assert "▁▇" in text
+    assert "▁▁" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (3, ["evaluation: against-player-0 0.50 · against-player-1 0.50", " " * 12 + "against-player-2 0.50"]),
+        (
+            9,
+            [
+                "evaluation: against-player-0 0.50 · against-player-1 0.50",
+                " " * 12 + "against-player-2 0.50 · against-player-3 0.50 · and 5 more",
+            ],
+        ),
+    ],
+)
+def test_evaluations_that_do_not_fit_go_on_in_a_second_line(count: int, expected: list[str]) -> None:
+    rows = [
+        {"round": 0, "agent": "hinter", "phase": "evaluate", "evaluation": f"against-player-{k}", "value": 0.5}
+        for k in range(count)
+    ]
+    assert shown(screen.noted(Picture(facts=facts()), rows), 1.0, 80)[-2:] == expected
+
+
+REFUSED = RunResult(
+    Exit("refused", 1, "the coordinator refuses this run because it has no free place, " * 3), (), (), (), 3.0
+)
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("admitted", [True, False])
+def test_why_a_run_failed_is_said_once_and_in_one_line(live: bool, admitted: bool) -> None:
+    file = io.StringIO()
+    with watching(Console(file=file, width=80, force_terminal=live), live=live) as watcher:
+        if admitted:
+            watcher.started(facts())
+        watcher.finished(REFUSED)
+    (line,) = [each for each in file.getvalue().splitlines() if "refused" in each]
+    assert f"refused after 0:03: {REFUSED.exit.detail}" in line
+
+
+def test_of_a_crash_the_first_line_says_what_was_raised() -> None:
+    watcher, file = lines()
+    detail = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: two is odd\n'
+    watcher.finished(RunResult(Exit("crashed", 1, detail), (), (), (), 3.0))
+    assert file.getvalue().splitlines()[1:] == [
+        "crashed after 0:03: ValueError: two is odd",
+        "  Traceback (most recent call last):",
+        '    File "a.py", line 1',
+    ]
 
 
 def test_without_a_terminal_there_are_lines_and_with_one_a_view() -> None:

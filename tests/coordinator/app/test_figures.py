@@ -39,6 +39,17 @@ def test_a_sparkline_shows_the_whole_history_in_its_width() -> None:
     assert figures.sparkline([], 7) == ""
 
 
+def test_on_a_scale_of_its_own_noise_stays_small() -> None:
+    assert figures.sparkline([0.95, 0.85, 0.95], 7, (0.0, 1.0)) == "▇▆▇"
+    assert figures.sparkline([-5.0, 5.0], 7, (0.0, 1.0)) == "▁▇"
+
+
+def test_a_span_is_never_narrower_than_asked() -> None:
+    assert figures.span([0.0, 2.0, 1.0], 0.5) == (0.0, 2.0)
+    assert figures.span([0.75, 1.0], 0.5) == (0.625, 1.125)
+    assert figures.span([], 0.5) == (-0.25, 0.25)
+
+
 @given(st.lists(st.floats(-1e100, 1e100)), st.integers(1, 30))
 def test_any_history_fits(values: list[float], width: int) -> None:
     assert len(figures.sparkline(values, width)) == min(width, len(values))

@@ -42,6 +42,11 @@ def test_a_measure_that_differs_is_a_line_per_agent() -> None:
     assert [each.what for each in findings.changes(rows, "wins")] == ["wins, ann", "wins, bob"]
 
 
+def test_forfeits_are_a_line_for_each_agent_that_had_some() -> None:
+    rows = [train(r, agent, forfeits=often) for r in (1, 2) for agent, often in (("ann", 3 - r), ("bob", 0))]
+    assert findings.changes(rows) == (Change("forfeits of ann per round", 2.0, 1.0, "1", "2"),)
+
+
 def test_an_evaluation_compares_its_first_round_with_its_last() -> None:
     rows = [
         evaluate(r, mode=mode, value=r / 10 + bonus)
