@@ -303,3 +303,16 @@ def test_no_row_stops_a_watcher(rounds: list[list[Row]]) -> None:
         picture = screen.noted(picture, rows)
         shown(picture, 1.0)
     everyone.finished(RESULT)
+
+
+@pytest.mark.parametrize(("stdout", "stderr", "again"), [("pipe", "pipe", ""), ("a", "pipe", "True"), ("a", "a", "")])
+def test_an_end_is_said_again_only_if_standard_output_went_into_a_file_of_its_own(
+    stdout: str, stderr: str, again: str, tmp_path: Path
+) -> None:
+    code = "import sys; from coordinator.cli.main import _elsewhere; print(_elsewhere() or '', file=sys.stderr, end='')"
+    with (tmp_path / "a").open("w") as file:
+        streams = {"pipe": subprocess.PIPE, "a": file}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], stdout=streams[stdout], stderr=streams[stderr], text=True, check=True
+        )
+    assert (ran.stderr or (tmp_path / "a").read_text()) == again
