@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from scenario_fakes import play
@@ -12,11 +13,13 @@ from agents.players.player import Answer, Need
 from agents.players.policy import Playing, PolicyPlayer
 from bench import demo_dialogues
 from bench.demo_dialogues import Dialogue, Habits, Source, pieces
+from bench.demo_sentences import listing
 from scenarios.library import library
 from tinker.models import DEMO
 from tinker.protocol.values import AgentName, Finish, PolicyName, PolicyVersion, SeatName, unpack_ids
 from tinker.tokens import ChatTemplate, Tokenizer
 
+ROOT = Path(__file__).parents[2]
 CHAT = ChatTemplate(Tokenizer.from_dir(DEMO))
 POLICY = PolicyVersion(PolicyName("demo"), 0)
 SOURCES = {"guess": demo_dialogues.guess, "nim": demo_dialogues.nim, "dilemma": demo_dialogues.dilemma}
@@ -79,6 +82,11 @@ def test_every_legal_answer_fits_into_the_replies_of_the_defaults(name: str) -> 
     limit = library()[name].defaults["learning"]["max_tokens"]
     answers = {said.answer for dialogue in dialogues(SOURCES[name]) for said in dialogue.exchanges}
     assert max(len(CHAT.answer(answer)) for answer in answers) <= limit
+
+
+@pytest.mark.parametrize("page", [DEMO / "README.md", ROOT / "docs" / "scenarios.md"], ids=["model card", "docs"])
+def test_every_sentence_that_the_model_knows_is_listed_and_no_other(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").count(f"```text\n{listing()}```\n") == 1
 
 
 def test_the_template_adds_no_default_system_message() -> None:
