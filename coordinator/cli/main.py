@@ -6,7 +6,6 @@ Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configurat
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -149,12 +148,12 @@ def run(
 
 
 def _elsewhere() -> bool:
-    """Whether standard output goes into a file of its own, where nobody sees what is said (a terminal, a pipe: somebody reads it)."""
+    """Whether standard error is read by somebody who does not see standard output (not a terminal, not the same file)."""
     try:
         out, err = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):  # one of them is no file
         return True
-    return not (sys.stdout.isatty() or stat.S_ISFIFO(out.st_mode) or os.path.samestat(out, err))
+    return not (sys.stdout.isatty() or os.path.samestat(out, err))
 
 
 @app.command()
