@@ -24,7 +24,9 @@ DRAIN = 20.0  # seconds a drain may take before the run is cut off
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@dataclass(slots=True)
+@dataclass(
+    slots=True, repr=False
+)  # the signal module takes the repr of its handlers, and ours would be that of the whole run
 class Interrupt:
     """Use as a context manager inside the event loop. What the first signal does depends on how far we are: it cancels `scope` while
     the run is being started, and drains the run once there is a `training`. `spool` is removed when everything ends at once."""
