@@ -206,7 +206,12 @@ def main() -> None:
         runs = [read(play(job, seed, given.out)) for seed in given.seeds]
         results[job.name] = (job, runs)
         print("\n".join(table(job, given.seeds, runs)), flush=True)
-    page = ["# Learning curves", "", "Made by `python bench/learning.py` on 2 CPU cores, one run at a time.", ""]
+    page = [
+        "# Learning curves",
+        "",
+        "Made by `python bench/learning.py` on 2 CPU cores, one run at a time. Wall times are those of the whole command; other work shared the machine.",
+        "",
+    ]
     page += ["![curves of every seed](learning.png)", ""]
     for job, runs in results.values():
         page += table(job, given.seeds, runs)
