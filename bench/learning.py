@@ -209,7 +209,7 @@ def main() -> None:
     page = [
         "# Learning curves",
         "",
-        "Made by `python bench/learning.py` on 2 CPU cores, one run at a time. Wall times are those of the whole command; other work shared the machine.",
+        "Made by `python bench/learning.py` on 2 CPU cores, one run at a time. Wall times: the whole command.",
         "",
     ]
     page += ["![curves of every seed](learning.png)", ""]
