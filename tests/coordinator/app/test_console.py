@@ -305,7 +305,9 @@ def test_no_row_stops_a_watcher(rounds: list[list[Row]]) -> None:
     everyone.finished(RESULT)
 
 
-@pytest.mark.parametrize(("stdout", "stderr", "again"), [("pipe", "pipe", "True"), ("a", "pipe", "True"), ("a", "a", "")])
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "again"), [("pipe", "pipe", "True"), ("a", "pipe", "True"), ("a", "a", "")]
+)
 def test_an_end_is_said_on_standard_error_unless_it_is_the_same_file(
     stdout: str, stderr: str, again: str, tmp_path: Path
 ) -> None:
