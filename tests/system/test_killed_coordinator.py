@@ -17,6 +17,8 @@ pytestmark = pytest.mark.timeout(240)
 
 ROUNDS = 20
 SHORT = ("--rounds", str(ROUNDS), "--set", "evaluate_every=0", "--set", "groups=2", "--set", "group_size=2")
+# Every answer is trained on, and often: without it equal rewards would leave nothing to update, and the phase could not be met.
+LONG_UPDATES = ("--set", "learning.entropy=0.01", "--set", "learning.epochs=20")
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_run_survives_a_coordinator_that_is_killed_within_a_phase(here: Machin
     address = coordinator.ready()
     server = here.start("taskserver", "--coordinator", address, *SCRIPTED, "--name", "server")
     server.ready()
-    host = here.start("run", "guess", "--coordinator", address, *SHORT, "--out", "run")
+    host = here.start("run", "guess", "--coordinator", address, *SHORT, *LONG_UPDATES, "--out", "run")
     stop_within(phase, here, coordinator, server, host)
     coordinator.signal(signal.SIGKILL)
     coordinator.wait()
