@@ -303,7 +303,7 @@ class Client:
     def _take(self, message: Received) -> None:
         if isinstance(message, Welcome):
             self._welcome(message)
-        if self._fenced:  # from a coordinator that was replaced
+        if self._fenced or self._waiters.broken:  # from a coordinator that was replaced, or after the run's end
             return
         self._heard = self._clock.now()
         put = self._waiters.put

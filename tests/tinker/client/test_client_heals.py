@@ -306,6 +306,13 @@ async def test_refusals_that_nobody_waits_for_end_nothing() -> None:
         assert [type(each) for each in here.answers] == [RunOver]
 
 
+async def test_what_comes_after_the_runs_end_ends_nobody() -> None:
+    async with desk() as here:
+        await here.welcome()
+        await here.tell(RunStopped(RUN, "why"), Play(RUN, 2, Phase.ROLLOUT, 0, EPISODES))
+        assert here.client.plays.statistics().current_buffer_used == 0
+
+
 async def test_the_place_in_the_queue_is_told_when_it_changes() -> None:
     async with desk() as here:
         await here.welcome()
