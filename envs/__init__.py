@@ -3,6 +3,7 @@
 from envs.dilemma import Dilemma
 from envs.game import Game
 from envs.guess import Guess
+from envs.kuhn import Kuhn
 from envs.nim import Nim
 
-__all__ = ["Dilemma", "Game", "Guess", "Nim"]
+__all__ = ["Dilemma", "Game", "Guess", "Kuhn", "Nim"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from envs.dilemma import COOPERATE, DEFECT
 from envs.guess import HINTS
+from envs.kuhn import BET, CALL, CHECK, FOLD
 from envs.nim import LOST, MOST
 
 Strategy = Callable[[Sequence[str], str, random.Random], str]
@@ -67,6 +68,26 @@ def tit_for_tat(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
 def random_dilemma(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
     """Dilemma: cooperate half the time."""
     return rng.choice((COOPERATE, DEFECT))
+
+
+def equilibrium_kuhn(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Kuhn: nothing is to be won from it. Alpha bluffs with the jack one time in five, bets the king three times in five."""
+    card, bet = prompt.split()[1][0], "they bet" in prompt
+    if bet:
+        calls = {"j": 0.0, "q": 8 / 15 if _opened(heard) else 1 / 3, "k": 1.0}
+        return CALL if rng.random() < calls[card] else FOLD
+    bets = {"j": 1 / 5, "q": 0.0, "k": 3 / 5} if "you open" in prompt else {"j": 1 / 3, "q": 0.0, "k": 1.0}
+    return BET if rng.random() < bets[card] else CHECK
+
+
+def random_kuhn(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Kuhn: anything legal."""
+    return rng.choice((CALL, FOLD) if "they bet" in prompt else (CHECK, BET))
+
+
+def _opened(heard: Sequence[str]) -> bool:
+    """Whether this seat opened the game of Kuhn poker."""
+    return bool(heard) and "you are alpha" in heard[0]
 
 
 def numbers(prompt: str) -> list[int]:

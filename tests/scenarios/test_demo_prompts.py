@@ -22,7 +22,12 @@ from tinker.tokens import ChatTemplate, Tokenizer
 ROOT = Path(__file__).parents[2]
 CHAT = ChatTemplate(Tokenizer.from_dir(DEMO))
 POLICY = PolicyVersion(PolicyName("demo"), 0)
-SOURCES = {"guess": demo_dialogues.guess, "nim": demo_dialogues.nim, "dilemma": demo_dialogues.dilemma}
+SOURCES = {
+    "guess": demo_dialogues.guess,
+    "nim": demo_dialogues.nim,
+    "dilemma": demo_dialogues.dilemma,
+    "kuhn": demo_dialogues.poker,
+}
 
 
 def dialogues(source: Source) -> list[Dialogue]:

@@ -12,7 +12,7 @@ from scenario_fakes import lines, play, scripted
 from agents.players.player import Player
 from agents.players.scripted import ScriptedPlayer
 from coordinator.app.config import resolve
-from envs.strategies import perfect_nim, random_nim
+from envs.strategies import perfect_nim, random_kuhn, random_nim
 from scenarios import Scenario, ScriptedFunction, load_scenario, read_recordings, replay
 from scenarios.library import library
 from tinker.protocol.episodes import Episode
@@ -41,7 +41,7 @@ async def rate(
 
 def test_the_library_is_sorted_and_found_by_name() -> None:
     assert list(LIBRARY) == sorted(LIBRARY)
-    assert {"dilemma", "guess", "nim"} <= set(LIBRARY)
+    assert {"dilemma", "guess", "kuhn", "nim"} <= set(LIBRARY)
     assert load_scenario("nim") is LIBRARY["nim"]
 
 
@@ -56,7 +56,7 @@ async def test_baselines_play_every_scenario_to_its_end(name: str) -> None:
 @pytest.mark.parametrize("name", LIBRARY)
 def test_defaults_are_a_valid_configuration(name: str) -> None:
     config = resolve({"scenario": name}, LIBRARY[name].defaults)
-    assert (config.groups, config.group_size, config.learning.max_tokens) == (8, 8, 6)
+    assert (config.groups, config.group_size, config.learning.max_tokens) == (12 if name == "kuhn" else 8, 8, 6)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,14 @@ async def test_only_moves_that_keep_a_win_are_optimal() -> None:
     assert await rate("nim", "optimal", params={"winnable": True}, alpha=perfect_nim, beta=perfect_nim) == 1.0
 
 
+@pytest.mark.parametrize("seat", ["alpha", "beta"])
+async def test_nobody_wins_at_kuhn_from_the_equilibrium(seat: str) -> None:
+    """Its value is -1/18 chips for alpha; the standard error of 1,000 games is 0.04."""
+    value = {"alpha": -1 / 18, "beta": 1 / 18}[seat]
+    assert await rate("kuhn", f"chips_{seat}", 1000, **{seat: random_kuhn}) < value + 0.1
+    assert abs(await rate("kuhn", f"chips_{seat}", 1000) - value) < 0.15
+
+
 async def test_tit_for_tat_cooperates_with_itself() -> None:
     assert await rate("dilemma", "cooperation") == 1.0
 
@@ -105,14 +113,17 @@ async def test_the_payoff_decides_what_exploiting_earns(payoff: str, scores: tup
 @pytest.mark.parametrize(
     ("name", "offender", "other"),
     [("guess", "guesser", "hinter"), ("guess", "hinter", "guesser"), ("nim", "alpha", "beta"), ("nim", "beta", "alpha"),
-     ("dilemma", "alpha", "beta"), ("dilemma", "beta", "alpha")],
+     ("dilemma", "alpha", "beta"), ("dilemma", "beta", "alpha"), ("kuhn", "alpha", "beta"), ("kuhn", "beta", "alpha")],
 )  # fmt: skip
-async def test_an_illegal_answer_costs_its_seat_one_and_ends_the_episode(name: str, offender: str, other: str) -> None:
+async def test_an_illegal_answer_costs_its_seat_and_ends_the_episode(name: str, offender: str, other: str) -> None:
     played = LIBRARY[name]
     for seed in range(20):
         episode: Episode = await play(played, seated(played, seed, **{offender: lines("i pass")}), seed=seed)
         if any(line.seat == offender and line.kind == "ask" for line in episode.recording.lines):
-            assert (episode.ended, dict(episode.scores)) == (Ended.FORFEITED, {offender: -1.0, other: 0.0})
+            assert (episode.ended, dict(episode.scores)) == (
+                Ended.FORFEITED,
+                {offender: played.forfeit.own, other: 0.0},
+            )
             return
     raise AssertionError(f"{offender} was never asked")
 
