@@ -98,5 +98,13 @@ class Engine(Protocol):
         """The policy's weights are those of these files, which it published; no gradient and no momentum is left. EngineError, and
         nothing has changed, if the files are of another shape."""
 
+    async def save_state(self, policy: PolicyName) -> Files:
+        """All that training the policy needs later: weights, what the optimizer remembers, how it is adapted (`tinker.engines.states`).
+        An accumulated gradient is not part of it. The same state always gives the same bytes."""
+
+    async def load_state(self, policy: PolicyName, state: Files) -> None:
+        """The policy is what it was when this was saved, attached now if it was not, and has no gradient: from here on training goes on
+        as it did from there. EngineError, and nothing has changed, if the files are damaged, or of another engine or base model."""
+
     async def detach(self, policy: PolicyName) -> None:
         """Free a policy's weights and optimizer. Unknown policies are ignored."""

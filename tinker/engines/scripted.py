@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import anyio
 import numpy as np
@@ -32,6 +32,7 @@ from tinker.engines.checks import (
     other_weights,
 )
 from tinker.engines.engine import EngineError, Files, GenerateRequest, Generation
+from tinker.engines.states import opened, sealed
 from tinker.protocol.batches import Row, encode_rows
 from tinker.protocol.values import BASE, AdamSpec, Finish, LoraSpec, LossSpec, ModelCard, PolicyName, PolicyVersion
 
@@ -178,8 +179,7 @@ class ScriptedEngine:
             "r": script.lora.rank,
             "lora_alpha": script.lora.alpha,
         }
-        weights = save({"state": np.frombuffer(bytes.fromhex(script.state), np.uint8)})
-        return {ADAPTER_CONFIG: json.dumps(config, sort_keys=True).encode(), ADAPTER_WEIGHTS: weights}
+        return {ADAPTER_CONFIG: json.dumps(config, sort_keys=True).encode(), ADAPTER_WEIGHTS: _weights(script.state)}
 
     async def rewind(self, policy: PolicyName, adapter: Files) -> None:
         script = self._find(policy)
@@ -191,6 +191,17 @@ class ScriptedEngine:
                 f"{ADAPTER_WEIGHTS} is not of this engine ({reason}): rewind {policy} to a version that it published"
             ) from reason
         script.state, script.waiting = state.tobytes().hex(), ""
+
+    async def save_state(self, policy: PolicyName) -> Files:
+        script = self._find(policy)
+        return sealed(self.name, self._card, asdict(script.lora), _weights(script.state))
+
+    async def load_state(self, policy: PolicyName, state: Files) -> None:
+        self._check_open()
+        facts, tensors = opened(state, self.name, self._card)
+        lora = LoraSpec(**{**facts, "targets": tuple(facts["targets"])})
+        check_lora(policy, lora, self._card)
+        self._scripts[policy] = Script(lora, load(tensors)["state"].tobytes().hex())
 
     async def detach(self, policy: PolicyName) -> None:
         self._check_open()
@@ -230,6 +241,10 @@ class ScriptedEngine:
     def _check_open(self) -> None:
         if not self._open:
             raise EngineError(CLOSED)
+
+
+def _weights(state: str) -> bytes:
+    return save({"state": np.frombuffer(bytes.fromhex(state), np.uint8)})
 
 
 def _mixed(*parts: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tinker.engines.engine import Engine, EngineError, GenerateRequest
+from tinker.engines.states import STATE_MANIFEST, STATE_TENSORS
 from tinker.protocol.batches import Row
 from tinker.protocol.values import BASE, AdamSpec, Finish, LoraSpec, LossSpec, PolicyName, PolicyVersion, Sampling
 
@@ -228,6 +229,54 @@ async def refuses_to_rewind_to_files_of_another_kind(engine: Engine) -> None:
     with pytest.raises(EngineError, match="bob is not attached"):
         await engine.rewind(BOB, files)
     assert dict(await engine.publish(ANN)) == files
+
+
+async def training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(engine: Engine) -> None:
+    async def step(ids: Sequence[int]) -> dict[str, bytes]:
+        await engine.forward_backward(ANN, [row(ids, 2)], LOSS)
+        await engine.optim_step(ANN, ADAM)
+        return dict(await engine.publish(ANN))
+
+    await engine.attach(ANN, LoraSpec(seed=3, rank=4))
+    for ids in ([5, 6, 7, 8], [9, 6, 7, 8]):
+        await step(ids)
+    saved = dict(await engine.save_state(ANN))
+    assert dict(await engine.save_state(ANN)) == saved
+    expected = [dict(await engine.publish(ANN)), await step([5, 5, 7, 9]), await step([8, 6, 6, 8])]
+    await engine.forward_backward(ANN, [row([7, 7, 7, 7], 2)], LOSS)  # a gradient that the state does not have
+    await engine.load_state(ANN, saved)
+    assert [dict(await engine.publish(ANN)), await step([5, 5, 7, 9]), await step([8, 6, 6, 8])] == expected
+    await engine.detach(ANN)
+    await engine.load_state(ANN, saved)  # attached by it
+    assert [dict(await engine.publish(ANN)), await step([5, 5, 7, 9]), await step([8, 6, 6, 8])] == expected
+
+
+async def a_fresh_policy_can_be_saved_and_loaded_under_another_name(engine: Engine) -> None:
+    files = dict(await engine.attach(ANN, LoraSpec(seed=3)))
+    await engine.load_state(BOB, await engine.save_state(ANN))
+    assert dict(await engine.publish(BOB)) == files
+
+
+async def refuses_a_state_that_is_torn_or_not_its_own(engine: Engine) -> None:
+    await engine.attach(ANN, LoraSpec())
+    saved = dict(await engine.save_state(ANN))
+    manifest, tensors = saved[STATE_MANIFEST], saved[STATE_TENSORS]
+    flipped = tensors[:-1] + bytes([tensors[-1] ^ 1])
+    for wrong, message in (
+        ({}, "got no files"),
+        ({STATE_MANIFEST: manifest}, "got state.json"),
+        ({**saved, STATE_TENSORS: tensors[:-1]}, "state.safetensors is damaged"),
+        ({**saved, STATE_TENSORS: flipped}, "state.safetensors is damaged"),
+        ({**saved, STATE_MANIFEST: manifest[:-9]}, "no manifest of a state"),
+        ({**saved, STATE_MANIFEST: manifest.replace(b'"format": 1', b'"format": 9')}, "format 9"),
+        ({**saved, STATE_MANIFEST: manifest.replace(engine.name.encode(), b"other")}, "engine other"),
+    ):
+        for name in (ANN, BOB):
+            with pytest.raises(EngineError, match=message):
+                await engine.load_state(name, wrong)
+    with pytest.raises(EngineError, match="bob is not attached"):
+        await engine.save_state(BOB)
+    assert dict(await engine.save_state(ANN)) == saved
 
 
 async def policies_do_not_touch_one_another(engine: Engine) -> None:

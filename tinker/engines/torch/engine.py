@@ -152,6 +152,12 @@ class TorchEngine:
     async def rewind(self, policy: PolicyName, adapter: Files) -> None:
         await self._call(lambda: self._trainer.rewind(policy, adapter), heavy=True)
 
+    async def save_state(self, policy: PolicyName) -> Files:
+        return await self._call(lambda: self._trainer.save_state(policy), heavy=True)
+
+    async def load_state(self, policy: PolicyName, state: Files) -> None:
+        await self._call(lambda: self._trainer.load_state(policy, state), heavy=True)
+
     async def detach(self, policy: PolicyName) -> None:
         await self._call(lambda: self._trainer.detach(policy), heavy=True)
 

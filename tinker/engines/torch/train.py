@@ -6,16 +6,18 @@ it. So policies share nothing but the frozen base, and clipping, checking and st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from tinker.algorithms.losses import Loss
 from tinker.engines.checks import check_lora, check_numbers, check_rows, loss_named, moves, not_attached
 from tinker.engines.engine import EngineError, Files
+from tinker.engines.states import opened, sealed
 from tinker.engines.torch.adapters import adapter_files, read_adapter
 from tinker.engines.torch.lora import Adapter, One, Site, fresh
 from tinker.engines.torch.model import Model
@@ -31,6 +33,7 @@ class Policy:
     """The weights, gradient and optimizer of one policy."""
 
     def __init__(self, lora: LoraSpec, sites: Sequence[Site]) -> None:
+        self.lora = lora
         values = fresh(lora.rank, lora.alpha, [site.leaf in lora.targets for site in sites], sites, lora.seed)
         pieces = [tensor for pair in values if pair is not None for tensor in pair]
         self.weights = nn.Parameter(torch.cat([piece.reshape(-1) for piece in pieces]))
@@ -74,6 +77,26 @@ class Policy:
         self.drop()
         self._optimizer = torch.optim.AdamW([self.weights], lr=0.0)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What `restore` needs: the weights and, after the first step, what the optimizer remembers."""
+        return {"weights": self.weights.detach(), **self._optimizer.state.get(self.weights, {})}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from these tensors, without a gradient. EngineError, and nothing has changed, if they do not fit."""
+        shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+        flat = tuple(self.weights.shape)
+        memory = {"step": (), "exp_avg": flat, "exp_avg_sq": flat}
+        if shapes not in ({"weights": flat}, {"weights": flat, **memory}):
+            raise EngineError(
+                f"the state's tensors are {shapes}; this adapter needs weights of {flat}, alone or with {memory}: "
+                "it belongs to another model or adapter"
+            )
+        self.weights.data.copy_(tensors["weights"])
+        self.drop()
+        self._optimizer = torch.optim.AdamW([self.weights], lr=0.0)
+        if len(tensors) > 1:
+            self._optimizer.state[self.weights] = {name: tensors[name].clone() for name in memory}
+
     def drop(self) -> None:
         """Forget the accumulated gradient."""
         self.gradient.zero_()
@@ -112,6 +135,23 @@ class Trainer:
     def rewind(self, policy: PolicyName, adapter: Files) -> None:
         trained, sites = self._find(policy), self._model.router.sites
         trained.rewind(read_adapter(adapter, sites, self._model.card.name))
+
+    def save_state(self, policy: PolicyName) -> Files:
+        trained = self._find(policy)
+        return sealed("torch", self._model.card, asdict(trained.lora), save(trained.tensors()))
+
+    def load_state(self, policy: PolicyName, state: Files) -> None:
+        card = self._model.card
+        facts, tensors = opened(state, "torch", card)
+        try:
+            lora = LoraSpec(**{**facts, "targets": tuple(facts["targets"])})
+            loaded = load(tensors)
+        except Exception as reason:
+            raise EngineError(f"the state of {policy} cannot be read ({reason}): use an older checkpoint") from reason
+        check_lora(policy, lora, card)
+        fresh_one = Policy(lora, self._model.router.sites)
+        fresh_one.restore(loaded)
+        self._policies[policy] = fresh_one
 
     def publish(self, policy: PolicyName) -> dict[str, bytes]:
         return adapter_files(self._find(policy).adapter, self._model.router.sites, self._model.card.name)
