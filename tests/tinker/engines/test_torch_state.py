@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
@@ -63,7 +63,7 @@ async def test_another_process_goes_on_from_a_saved_state_bit_for_bit(
         place.mkdir()
     for begin, end, source, target in ((0, 3, "", places[0]), (3, 6, str(places[0]), places[1])):
         arguments = [model, str(begin), str(end), source, str(target)]
-        subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True)
+        await anyio.run_process([sys.executable, __file__, *arguments])
     uninterrupted = await go_on(model, 0, 6, None)
     assert {path.name: path.read_bytes() for path in places[1].iterdir()} == uninterrupted
 
