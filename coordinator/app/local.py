@@ -30,7 +30,8 @@ from coordinator.app.launch import Child, ProcessDied, first_dead, ready
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
 from coordinator.app.summary import summary
-from coordinator.app.training import Agent, Training
+from coordinator.app.training import Training
+from coordinator.app.updating import Agent
 from scenarios import Scenario
 from scenarios.episode import Limits
 from scenarios.host import Production

@@ -9,61 +9,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import anyio
 
-from agents.learner import Batch, Learner
+from agents.learner import Batch
 from coordinator.app import metrics
-from coordinator.app.cast import Role
 from coordinator.app.config import RunConfig
 from coordinator.app.metrics import Clocked, Trained
 from coordinator.app.progress import ARRIVED, Progress
 from coordinator.app.rundir import Exit, RunDirectory, blamed
+from coordinator.app.updating import Agent, Bundles, Updater
 from coordinator.core.order import due
 from coordinator.core.rounds import phases
 from scenarios import write_recordings
 from scenarios.host import Host, Production, held_out
 from tinker.client import Client, OperationError
-from tinker.engines.engine import Files
-from tinker.pools.update import bundle_name
-from tinker.protocol.batches import FILE, Row, encode_rows
 from tinker.protocol.episodes import Episode
-from tinker.protocol.operations import (
-    Attach,
-    ForwardBackward,
-    Measured,
-    Operation,
-    OptimStep,
-    Publish,
-    Published,
-    Result,
-    Rewind,
-)
-from tinker.protocol.to_coordinator import Arrivals, Arrive, Operate, RunSpec
+from tinker.protocol.to_coordinator import Arrivals, Arrive, RunSpec
 from tinker.protocol.to_host import CoordinatorLoad, Opened
-from tinker.protocol.values import (
-    AdamSpec,
-    AgentName,
-    BlobRef,
-    Edge,
-    Ended,
-    LossSpec,
-    OpId,
-    Phase,
-    PolicyName,
-)
+from tinker.protocol.values import AgentName, Edge, Ended, Phase, PolicyName
 from tinker.runtime.clock import Clock
-
-
-class Bundles(Protocol):
-    """The data plane as the learner needs it."""
-
-    async def put(self, name: str, files: Files) -> BlobRef: ...
-
-    async def get(self, ref: BlobRef) -> Files: ...
-
-    def drop(self, ref: BlobRef) -> None: ...
 
 
 class Stopped(Exception):
@@ -72,27 +37,6 @@ class Stopped(Exception):
     def __init__(self, exit: Exit) -> None:
         super().__init__(exit.detail)
         self.exit = exit
-
-
-@dataclass(slots=True)
-class Agent:
-    """One agent while it learns. `version`: the newest published one, `adapter`: where it lies. `asked`: the last version it asked to
-    publish (one that was refused is never used for other weights). `fenced`: it was left out of an update, its weights are not those of
-    its version. `steps`: optimizer steps so far."""
-
-    role: Role
-    learner: Learner
-    version: int = 0
-    adapter: BlobRef | None = None
-    asked: int = 0
-    fenced: bool = False
-    steps: int = 0
-    operations: int = 0
-
-    @property
-    def digest(self) -> str:
-        """Of its version's adapter."""
-        return self.adapter.digest if self.adapter is not None else ""
 
 
 @dataclass(slots=True)
@@ -111,6 +55,7 @@ class Training:
     load: CoordinatorLoad | None = None
     rows: list[metrics.Row] = field(default_factory=list)
     samples: list[Episode] = field(default_factory=list)
+    _updater: Updater = field(init=False)
     _host: Host | None = None
     _stopping: str = ""
     _engine_seen: float = 0.0
@@ -120,6 +65,10 @@ class Training:
     _played: dict[PolicyName, int] = field(default_factory=dict)  # what each policy plays with in this phase
     _left_out: set[str] = field(default_factory=set)  # agents, until the round ends
     _dropped: int = 0  # episodes of this round's rollout
+
+    def __post_init__(self) -> None:
+        place = self.bundles, self.directory, self.progress
+        self._updater = Updater(self.client, self.spec.run, self.config.seed, *place)
 
     def stop(self, reason: str) -> None:
         """Open no more turns; end after what is in hand."""
@@ -133,7 +82,8 @@ class Training:
         if self._stopping:
             self._host.stop(self._stopping)
         try:
-            await self._attach()
+            for agent in self.agents:
+                await self._updater.attach(agent)
             self._began = self.clock.now()
             for round in range(self.spec.rounds + 1):
                 for phase in phases(self.spec, round):
@@ -213,13 +163,6 @@ class Training:
 
     # --- update ---
 
-    async def _attach(self) -> None:
-        """Every agent gets its fresh adapter, version 0."""
-        for agent in self.agents:
-            result = await self._operate(agent, Attach(agent.role.lora(self.config.seed)))
-            assert isinstance(result, Published)
-            await self._save(agent, result)
-
     async def _update(self, round: int, episodes: Sequence[Episode]) -> None:
         batches = {
             agent.role.name: agent.learner.batch([] if agent.role.name in self._left_out else episodes, agent.version)
@@ -271,7 +214,7 @@ class Training:
         if due(spec, round, len(batch.rows)):
             try:
                 await self.client.may_update(round, agent.role.name)
-                measured[agent.role.name] = await self._learn(agent, batch.rows)
+                measured[agent.role.name] = await self._updater.learn(agent, batch.rows)
             except OperationError as error:
                 self.progress.note(
                     f"{agent.role.name} was not updated in round {round} and keeps version {agent.version}: {error}"
@@ -282,62 +225,6 @@ class Training:
         at = round, Phase.UPDATE, Edge.END
         await self.client.arrive(Arrive(self.spec.run, *at, agent.role.name, agent.version, digest=agent.digest))
         self.progress.updating(agent.role.name, ARRIVED)
-
-    async def _learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
-        """Gradient, optimizer, publish. Returns what was measured. OperationError if nothing was learned; what is refused after a first
-        step ends the update, and what was learned is published: the weights have moved."""
-        learning = agent.role.learning
-        if agent.fenced and agent.adapter is not None:
-            await self._measured(agent, Rewind(agent.adapter))
-            agent.fenced = False
-        loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
-        ref = await self.bundles.put(
-            bundle_name(agent.role.policy, f"batch-{agent.operations:06d}"), {FILE: encode_rows(rows)}
-        )
-        measured: dict[str, float] = {}
-        before = agent.steps
-        try:
-            for _ in range(learning.epochs):
-                self.progress.updating(agent.role.name, "gradient")
-                measured |= await self._measured(agent, ForwardBackward(ref, loss))
-                self.progress.updating(agent.role.name, "optimizer")
-                measured |= await self._measured(agent, OptimStep(self._adam(agent)))
-                agent.steps += 1
-        except OperationError as error:
-            if agent.steps == before:
-                raise
-            measured["count/refused_updates"] = 1.0
-            done = f"{agent.steps - before} of {learning.epochs} steps"
-            self.progress.note(f"{agent.role.name} ended its update of version {agent.version} after {done}: {error}")
-        finally:
-            self.bundles.drop(ref)
-        self.progress.updating(agent.role.name, "publish")
-        agent.asked += 1
-        result = await self._operate(agent, Publish(agent.asked))
-        assert isinstance(result, Published)
-        agent.version = agent.asked
-        await self._save(agent, result)
-        return measured
-
-    def _adam(self, agent: Agent) -> AdamSpec:
-        learning = agent.role.learning
-        lr = learning.lr * min(1.0, (agent.steps + 1) / learning.warmup) if learning.warmup else learning.lr
-        return AdamSpec(lr, learning.beta1, learning.beta2, weight_decay=learning.weight_decay, clip=learning.clip)
-
-    async def _measured(self, agent: Agent, operation: Operation) -> dict[str, float]:
-        result = await self._operate(agent, operation)
-        assert isinstance(result, Measured)
-        return {metric.name: metric.value for metric in result.metrics}
-
-    async def _operate(self, agent: Agent, operation: Operation) -> Result:
-        agent.operations += 1
-        op = OpId(f"{agent.role.policy}/op{agent.operations}")
-        return await self.client.operate(Operate(self.spec.run, op, agent.role.name, agent.role.policy, operation))
-
-    async def _save(self, agent: Agent, published: Published) -> None:
-        agent.adapter = published.adapter
-        files = await self.bundles.get(published.adapter)
-        self.directory.save_adapter(agent.role.name, published.version.version, files)
 
     def _engine(self, measured: Mapping[AgentName, Mapping[str, float]]) -> float:
         """Seconds the engine was busy since it was last asked (it tells a running total with every answer and operation)."""

@@ -1,0 +1,139 @@
+"""The updates of a run's agents as their learner host sees them: which operations, in which order, and what they left.
+
+Nothing here waits for anybody but the workers: who may update when is the run loop's and the coordinator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agents.learner import Learner
+from coordinator.app.cast import Role
+from coordinator.app.progress import Progress
+from coordinator.app.rundir import RunDirectory
+from tinker.client import Client, OperationError
+from tinker.engines.engine import Files
+from tinker.pools.update import bundle_name
+from tinker.protocol.batches import FILE, Row, encode_rows
+from tinker.protocol.operations import (
+    Attach,
+    ForwardBackward,
+    Measured,
+    Operation,
+    OptimStep,
+    Publish,
+    Published,
+    Result,
+    Rewind,
+)
+from tinker.protocol.to_coordinator import Operate
+from tinker.protocol.values import AdamSpec, BlobRef, LossSpec, OpId, RunId
+
+
+class Bundles(Protocol):
+    """The data plane as the learner needs it."""
+
+    async def put(self, name: str, files: Files) -> BlobRef: ...
+
+    async def get(self, ref: BlobRef) -> Files: ...
+
+    def drop(self, ref: BlobRef) -> None: ...
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent while it learns. `version`: the newest published one, `adapter`: where it lies; `published`: every one so far (numbers may
+    have gaps). `asked`: the last version it asked to publish (one that was refused is never used for other weights). `fenced`: it was left
+    out of an update, its weights are not those of its version. `steps`: optimizer steps so far."""
+
+    role: Role
+    learner: Learner
+    version: int = 0
+    adapter: BlobRef | None = None
+    published: list[int] = field(default_factory=list)
+    asked: int = 0
+    fenced: bool = False
+    steps: int = 0
+    operations: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Of its version's adapter."""
+        return self.adapter.digest if self.adapter is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Updater:
+    """Runs the operations of every agent of one run, and keeps what is published. Calls for different agents may run at once."""
+
+    client: Client
+    run: RunId
+    seed: int
+    bundles: Bundles
+    directory: RunDirectory
+    progress: Progress
+
+    async def attach(self, agent: Agent) -> None:
+        """The agent gets its fresh adapter, version 0."""
+        result = await self._operate(agent, Attach(agent.role.lora(self.seed)))
+        assert isinstance(result, Published)
+        await self._save(agent, result)
+
+    async def learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
+        """Gradient, optimizer, publish. Returns what was measured. OperationError if nothing was learned; what is refused after a first
+        step ends the update, and what was learned is published: the weights have moved."""
+        learning = agent.role.learning
+        if agent.fenced and agent.adapter is not None:
+            await self._measured(agent, Rewind(agent.adapter))
+            agent.fenced = False
+        loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
+        ref = await self.bundles.put(
+            bundle_name(agent.role.policy, f"batch-{agent.operations:06d}"), {FILE: encode_rows(rows)}
+        )
+        measured: dict[str, float] = {}
+        before = agent.steps
+        try:
+            for _ in range(learning.epochs):
+                self.progress.updating(agent.role.name, "gradient")
+                measured |= await self._measured(agent, ForwardBackward(ref, loss))
+                self.progress.updating(agent.role.name, "optimizer")
+                measured |= await self._measured(agent, OptimStep(_adam(agent)))
+                agent.steps += 1
+        except OperationError as error:
+            if agent.steps == before:
+                raise
+            measured["count/refused_updates"] = 1.0
+            done = f"{agent.steps - before} of {learning.epochs} steps"
+            self.progress.note(f"{agent.role.name} ended its update of version {agent.version} after {done}: {error}")
+        finally:
+            self.bundles.drop(ref)
+        self.progress.updating(agent.role.name, "publish")
+        agent.asked += 1
+        result = await self._operate(agent, Publish(agent.asked))
+        assert isinstance(result, Published)
+        await self._save(agent, result)
+        return measured
+
+    async def _measured(self, agent: Agent, operation: Operation) -> dict[str, float]:
+        result = await self._operate(agent, operation)
+        assert isinstance(result, Measured)
+        return {metric.name: metric.value for metric in result.metrics}
+
+    async def _operate(self, agent: Agent, operation: Operation) -> Result:
+        agent.operations += 1
+        op = OpId(f"{agent.role.policy}/op{agent.operations}")
+        return await self.client.operate(Operate(self.run, op, agent.role.name, agent.role.policy, operation))
+
+    async def _save(self, agent: Agent, published: Published) -> None:
+        agent.version, agent.adapter = published.version.version, published.adapter
+        agent.published.append(agent.version)
+        files = await self.bundles.get(published.adapter)
+        self.directory.save_adapter(agent.role.name, published.version.version, files)
+
+
+def _adam(agent: Agent) -> AdamSpec:
+    learning = agent.role.learning
+    lr = learning.lr * min(1.0, (agent.steps + 1) / learning.warmup) if learning.warmup else learning.lr
+    return AdamSpec(lr, learning.beta1, learning.beta2, weight_decay=learning.weight_decay, clip=learning.clip)
