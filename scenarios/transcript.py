@@ -16,17 +16,19 @@ WORDS = {
 }
 
 
-def render(recording: Recording) -> str:
-    """The episode in words. Token ids are left out."""
-    return "\n".join(_sentences(recording))
+def render(recording: Recording, seat: str = "") -> str:
+    """The episode in words, or what one seat knew of it. Token ids are left out."""
+    return "\n".join(_sentences(recording, seat))
 
 
-def _sentences(recording: Recording) -> Iterator[str]:
+def _sentences(recording: Recording, seat: str) -> Iterator[str]:
     place = f"{recording.episode} ({recording.evaluation})" if recording.evaluation else str(recording.episode)
     yield f"Episode {place} of {recording.scenario} version {recording.version}, seed {recording.seed}, {recording.params}"
     yield "Players: " + ", ".join(f"{seat} is {player}" for seat, player in recording.players)
     turn = -1
     for line in recording.lines:
+        if seat and line.seat != seat:
+            continue
         if line.kind == "ask" and line.turn != turn:
             turn = line.turn
             yield f"Turn {turn}"

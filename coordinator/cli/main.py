@@ -16,6 +16,7 @@ import typer
 
 from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
 from coordinator.app.names import clashes
+from coordinator.cli.episodes import replay, show
 from coordinator.cli.journal import app as journal_app
 from coordinator.cli.keys import app as keys_app
 from scenarios import ScenarioError, load_scenario
@@ -34,6 +35,8 @@ app = typer.Typer(
 
 app.add_typer(keys_app, name="keys")
 app.add_typer(journal_app, name="journal")
+app.command()(replay)
+app.command()(show)
 
 ADDRESS = "tcp://127.0.0.1:7654"
 STATUS = "127.0.0.1:7655"
