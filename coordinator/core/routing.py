@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from tinker.protocol.values import WorkerName
 
 
 def choose(
-    serving: Iterable[WorkerName], sticky: WorkerName | None, in_flight: Mapping[WorkerName, int]
+    serving: Collection[WorkerName], sticky: WorkerName | None, in_flight: Mapping[WorkerName, int]
 ) -> WorkerName | None:
     """The worker for one request, or None if nobody serves the version. `in_flight` counts requests sent and not yet answered."""
-    candidates = sorted(serving)
-    if sticky in candidates:
+    if sticky in serving:
         return sticky
-    return min(candidates, key=lambda worker: (in_flight.get(worker, 0), worker), default=None)
+    return min(sorted(serving), key=lambda worker: (in_flight.get(worker, 0), worker), default=None)

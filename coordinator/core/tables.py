@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from tinker.protocol.making import maker
 from tinker.protocol.to_coordinator import Generated, OpenTurn, SeatRequest
 from tinker.protocol.to_host import SeatResult, TurnClosed
 from tinker.protocol.values import EpisodeId, Finish, PackedFloats, PackedIds, RunId, SeatName, TurnId, WorkerName
@@ -43,11 +44,14 @@ class Turn:
     seats: tuple[Admission, ...]
 
     def admission(self, seat: SeatName) -> Admission | None:
-        return next((each for each in self.seats if each.request.seat == seat), None)
+        for each in self.seats:
+            if each.request.seat == seat:
+                return each
+        return None
 
     @property
     def waiting(self) -> tuple[Admission, ...]:
-        return tuple(each for each in self.seats if each.result is None)
+        return tuple([each for each in self.seats if each.result is None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,9 @@ class Table:
 
     def id(self, number: int) -> TurnId:
         return TurnId(self.run, self.episode, number)
+
+
+_table, _turn, _admission, _result = maker(Table), maker(Turn), maker(Admission), maker(SeatResult)
 
 
 def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
@@ -87,16 +94,24 @@ def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
         raise GateError(
             f"turn {number} has the deadline {message.deadline}; it must be a positive, finite number of seconds"
         )
-    admissions = tuple(Admission(request) for request in message.requests)
-    return Table(table.run, table.episode, Turn(number, now + message.deadline, admissions), table.closed, table.sticky)
+    admissions = tuple([_admission(request) for request in message.requests])
+    return _table(table.run, table.episode, _turn(number, now + message.deadline, admissions), table.closed, table.sticky)
 
 
-def place(table: Table, seat: SeatName, worker: WorkerName) -> Table:
-    """The seat's request went to this worker; its later requests go there too."""
-    after = _amend(table, seat, lambda each: Admission(each.request, worker, each.failed, each.result))
-    if after.sticky.get(seat) == worker:
-        return after
-    return Table(after.run, after.episode, after.turn, after.closed, {**after.sticky, seat: worker})
+def place(table: Table, workers: Mapping[SeatName, WorkerName]) -> Table:
+    """The requests of these seats went to these workers; their later requests go there too."""
+    turn, sticky = table.turn, table.sticky
+    if turn is None or not workers:
+        return table
+    seats = [
+        _admission(each.request, workers[seat], each.failed, each.result)
+        if (seat := each.request.seat) in workers
+        else each
+        for each in turn.seats
+    ]
+    if any([sticky.get(seat) != worker for seat, worker in workers.items()]):
+        sticky = {**sticky, **workers}
+    return _table(table.run, table.episode, _turn(turn.number, turn.deadline, tuple(seats)), table.closed, sticky)
 
 
 def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
@@ -106,25 +121,27 @@ def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
     admission = table.turn.admission(answer.seat)
     if admission is None or admission.result is not None or admission.worker != answer.worker:
         raise GateError(f"{answer.worker} answers for {answer.seat}, whose request it does not hold")
-    asked = admission.request.policy
-    if answer.version != asked:
-        raise GateError(f"{answer.worker} answered {answer.seat} with {answer.version}, asked was {asked}")
+    asked, version = admission.request.policy, answer.version
+    if (version.version, version.policy) != (asked.version, asked.policy):
+        raise GateError(f"{answer.worker} answered {answer.seat} with {version}, asked was {asked}")
     if len(answer.ids) != len(answer.logprobs) or len(answer.ids) % 4:
         raise GateError(
             f"{answer.worker} answered {len(answer.ids)} bytes of ids with {len(answer.logprobs)} of logprobs; "
             f"both need 4 for each token"
         )
-    result = SeatResult(
+    result = _result(
         answer.seat,
         answer.worker,
         answer.ids,
         answer.logprobs,
         answer.finish,
-        answer.version,
+        version,
         answer.busy,
-        engine=answer.engine,
+        "",
+        answer.engine,
     )
-    return _close(_amend(table, answer.seat, lambda each: Admission(each.request, each.worker, each.failed, result)))
+    acted = _admission(admission.request, admission.worker, admission.failed, result)
+    return _close(_with(table, table.turn, admission, acted))
 
 
 def fail(
@@ -164,11 +181,15 @@ def expire(table: Table, now: float) -> tuple[Table, TurnClosed | None, tuple[Ad
 
 
 def _amend(table: Table, seat: SeatName, change: Callable[[Admission], Admission]) -> Table:
-    """Every message of a turn comes through here, so the values are built by hand: `replace` takes five times as long."""
     assert table.turn is not None
-    turn = table.turn
-    seats = tuple([change(each) if each.request.seat == seat else each for each in turn.seats])
-    return Table(table.run, table.episode, Turn(turn.number, turn.deadline, seats), table.closed, table.sticky)
+    admission = table.turn.admission(seat)
+    return table if admission is None else _with(table, table.turn, admission, change(admission))
+
+
+def _with(table: Table, turn: Turn, before: Admission, after: Admission) -> Table:
+    """Every answer comes through here, so the values are built by hand: `replace` takes five times as long."""
+    seats = tuple([after if each is before else each for each in turn.seats])
+    return _table(table.run, table.episode, _turn(turn.number, turn.deadline, seats), table.closed, table.sticky)
 
 
 def _forfeit(table: Table, seat: SeatName, reason: str) -> Table:
@@ -183,11 +204,13 @@ def _forfeit(table: Table, seat: SeatName, reason: str) -> Table:
 
 
 def _close(table: Table) -> tuple[Table, TurnClosed | None]:
-    if table.turn is None or table.turn.waiting:
+    if table.turn is None:
         return table, None
-    results = tuple(each.result for each in table.turn.seats if each.result is not None)
+    results = tuple([each.result for each in table.turn.seats if each.result is not None])
+    if len(results) < len(table.turn.seats):
+        return table, None
     closed = TurnClosed(table.id(table.turn.number), results)
-    return Table(table.run, table.episode, None, closed, table.sticky), closed
+    return _table(table.run, table.episode, None, closed, table.sticky), closed
 
 
 def violations(table: Table) -> list[str]:

@@ -16,10 +16,11 @@ from coordinator.core import tables as gate
 from coordinator.core.routing import choose
 from coordinator.core.run import Run, Sends
 from coordinator.core.tables import Admission, GateError, Table
+from tinker.protocol.making import maker
 from tinker.protocol.to_coordinator import Generated, GenerateFailed, OpenTurn, SeatRequest
 from tinker.protocol.to_host import TurnClosed, TurnRefused
 from tinker.protocol.to_taskserver import Cancel, Forget, Generate
-from tinker.protocol.values import EpisodeId, RunId, TurnId, WorkerName
+from tinker.protocol.values import EpisodeId, RunId, SeatName, TurnId, WorkerName
 
 Key = tuple[RunId, EpisodeId]
 
@@ -134,22 +135,26 @@ class Turns:
 
     def _place(self, run: Run, key: Key, now: float) -> Sends:
         table = self.tables[key]
-        left = max(0.0, table.turn.deadline - now) if table.turn else 0.0
+        turn = table.turn
+        if turn is None:
+            return []
+        left, at = max(0.0, turn.deadline - now), table.id(turn.number)
         sends: Sends = []
-        for admission in table.turn.waiting if table.turn else ():
-            request = admission.request
-            if admission.worker is not None or table.turn is None:
+        placed: dict[SeatName, WorkerName] = {}
+        for each in turn.seats:
+            if each.worker is not None or each.result is not None:
                 continue
+            request = each.request
             serving = run.versions.serving(request.policy)
-            fresh = serving - set(admission.failed)
-            worker = choose(fresh or serving, table.sticky.get(request.seat), self.in_flight)
+            if each.failed:
+                serving = serving.difference(each.failed) or serving
+            worker = choose(serving, table.sticky.get(request.seat), self.in_flight)
             if worker is None:
                 continue
             self.in_flight[worker] += 1
-            turn = table.id(table.turn.number)
-            table = gate.place(table, request.seat, worker)
-            sends.append((run.owners[worker], _generate(turn, request, worker, left)))
-        self.tables[key] = table
+            placed[request.seat] = worker
+            sends.append((run.owners[worker], _generate(at, request, worker, left)))
+        self.tables[key] = gate.place(table, placed)
         return sends
 
     def _ask_again(self, run: Run, table: Table, now: float) -> Sends:
@@ -199,4 +204,7 @@ class Turns:
 
 
 def _generate(turn: TurnId, request: SeatRequest, worker: WorkerName, left: float) -> Generate:
-    return Generate(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)
+    return _made(turn, request.seat, worker, request.policy, request.prompt, request.sampling, left)
+
+
+_made = maker(Generate)

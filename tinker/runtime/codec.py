@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from operator import attrgetter
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
@@ -24,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, Vali
 from pydantic_core import core_schema as schema
 
 from tinker.protocol import VERSION
+from tinker.protocol.making import maker
 from tinker.protocol.values import PackedFloats, PackedIds
 
 MAX_FRAME = 16 * 1024 * 1024  # bytes of one control message
@@ -31,6 +31,8 @@ MAX_ARRAY = 16 * 1024  # items of one array; msgpack reserves their space before
 
 _PACKED = (PackedIds, PackedFloats)
 _Encoder = Callable[[Any], Any]
+_WRITERS: dict[type, _Encoder] = {}
+_pack = msgpack.Packer().pack  # runs no code of ours, so no other thread can come in between
 
 
 class WireError(Exception):
@@ -41,13 +43,24 @@ def encode(message: Any) -> bytes:
     """The message's bytes. WireError names the message and the field that cannot travel, or the frame that is too large."""
     kind: Any = type(message)
     try:
-        data: bytes = msgpack.packb((VERSION, kind.__name__, *_class_encoder(kind)(message)), default=_plain)
-    except Exception as error:
-        raise WireError(f"cannot send {_culprit(message)}: {type(error).__name__}: {error}") from error
+        data: bytes = _pack(_WRITERS[kind](message))
+    except Exception:
+        data = _encode(message)
     if len(data) > MAX_FRAME:
         raise WireError(
             f"cannot send {kind.__name__}: {len(data)} bytes, at most {MAX_FRAME} fit; bulk goes by the data plane"
         )
+    return data
+
+
+def _encode(message: Any) -> bytes:
+    """The same for a kind that comes for the first time, and for values that need `_plain`."""
+    kind: Any = type(message)
+    try:
+        write = _WRITERS[kind] = _writer(kind)
+        data: bytes = msgpack.packb(write(message), default=_plain)
+    except Exception as error:
+        raise WireError(f"cannot send {_culprit(message)}: {type(error).__name__}: {error}") from error
     return data
 
 
@@ -117,60 +130,71 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _class_encoder(cls: Any) -> _Encoder:
-    """From an instance to the sequence of its encoded fields."""
+def _writer(cls: Any) -> _Encoder:
+    """From a message to the tuple that msgpack writes: one expression, compiled from the type hints."""
+    return _compiled(lambda scope: f"({VERSION}, {cls.__name__!r}, {_fields_of(cls, 'value', scope)})")
+
+
+@cache
+def _encoder(hint: Any) -> _Encoder:
+    """From a field's value to what msgpack writes."""
+    return _compiled(lambda scope: _expression(hint, "value", scope))
+
+
+def _compiled(make: Callable[[dict[str, Any]], str]) -> _Encoder:
+    scope: dict[str, Any] = {}
+    encoder: _Encoder = eval(f"lambda value: {make(scope)}", scope)  # noqa: S307 (of our own classes' names)
+    return encoder
+
+
+def _fields_of(cls: Any, value: str, scope: dict[str, Any]) -> str:
+    """The fields of the instance that the expression `value` gives, one after the other."""
     if not is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a message")
-    hints = get_type_hints(cls)
-    names = [field.name for field in fields(cls)]
-    changes = [(at, change) for at, name in enumerate(names) if (change := _encoder(hints[name])) is not None]
-    if not names:
-        return lambda value: ()
-    get = attrgetter(*names)
-    if len(names) == 1:
-        only = changes[0][1] if changes else None
-        return (lambda value: (only(get(value)),)) if only else (lambda value: (get(value),))
-    if not changes:
-        return get
-
-    def changed(value: Any) -> list[Any]:
-        array = list(get(value))
-        for at, change in changes:
-            array[at] = change(array[at])
-        return array
-
-    return changed
+    hints, names = get_type_hints(cls), [field.name for field in fields(cls)]
+    place = value if value.isidentifier() else f"v{len(scope)}"
+    scope[place] = None  # its name is taken
+    first = [value if value.isidentifier() else f"({place} := {value})", *[place] * len(names)]
+    return "".join(f"{_expression(hints[name], f'{at}.{name}', scope)}, " for at, name in zip(first, names, strict=False))
 
 
-def _encoder(hint: Any) -> _Encoder | None:
-    """From a field's value to what msgpack writes; None: it is written as it is."""
+def _expression(hint: Any, value: str, scope: dict[str, Any]) -> str:
+    """What msgpack writes of the field that the expression `value` gives; itself, if that can be written as it is."""
     if is_dataclass(hint):
-        return _class_encoder(hint)  # type: ignore[arg-type]
+        return f"({_fields_of(hint, value, scope)})"
+    items = get_args(hint)
     if get_origin(hint) is tuple:
-        return _tuple_encoder(get_args(hint))
+        if items[-1] is Ellipsis:
+            each = _expression(items[0], "one", {})
+            return value if each == "one" else f"{_named(scope, _list_of(items[0]))}({value})"
+        if all(_expression(item, "one", {}) == "one" for item in items):
+            return value
+        return f"{_named(scope, _row([_encoder(item) for item in items]))}({value})"
     if get_origin(hint) in (Union, types.UnionType):
-        return _optional_encoder(hint) if type(None) in get_args(hint) else _tagged_encoder(get_args(hint))
-    return None
+        if type(None) not in items:
+            return f"{_named(scope, _tagged_encoder(items))}({value})"
+        scope[place := f"v{len(scope)}"] = None
+        inner = _expression(_without_none(hint), place, scope)
+        return value if inner == place else f"(None if ({place} := {value}) is None else {inner})"
+    return value
 
 
-def _tuple_encoder(items: tuple[Any, ...]) -> _Encoder | None:
-    if items[-1] is Ellipsis:
-        each = _encoder(items[0])
-        return None if each is None else lambda values: [each(value) for value in values]
-    encoders = [_encoder(item) for item in items]
-    if not any(encoders):
-        return None
-    return lambda values: [one(value) if one else value for one, value in zip(encoders, values, strict=True)]
+def _named(scope: dict[str, Any], encoder: _Encoder) -> str:
+    scope[name := f"encode{len(scope)}"] = encoder
+    return name
 
 
-def _optional_encoder(hint: Any) -> _Encoder | None:
-    inner = _encoder(_without_none(hint))
-    return None if inner is None else lambda value: None if value is None else inner(value)
+def _list_of(hint: Any) -> _Encoder:
+    return _compiled(lambda scope: f"[{_expression(hint, 'one', scope)} for one in value]")
+
+
+def _row(encoders: list[_Encoder]) -> _Encoder:
+    return lambda values: [encode_one(value) for encode_one, value in zip(encoders, values, strict=True)]
 
 
 def _tagged_encoder(members: tuple[type, ...]) -> _Encoder:
-    encoders = {member: _class_encoder(member) for member in members}
-    return lambda value: (type(value).__name__, *encoders[type(value)](value))
+    encoders = {member: _compiled(lambda scope, cls=member: f"({cls.__name__!r}, {_fields_of(cls, 'value', scope)})") for member in members}  # type: ignore[misc]
+    return lambda value: encoders[type(value)](value)
 
 
 def _culprit(message: Any) -> str:
@@ -182,8 +206,7 @@ def _culprit(message: Any) -> str:
     for field in fields(cls):
         value = getattr(message, field.name)
         try:
-            encoder = _encoder(hints[field.name])
-            msgpack.packb(encoder(value) if encoder else value, default=_plain)
+            msgpack.packb(_encoder(hints[field.name])(value), default=_plain)
         except Exception:  # whatever it is: we are looking for the field to name
             inner = _culprit(value).partition(".")[2] if is_dataclass(value) else ""
             return f"{cls.__name__}.{field.name}" + (f".{inner}" if inner else "")
@@ -215,7 +238,7 @@ def _members(expected: Any) -> tuple[type, ...]:
 @cache
 def _class_schema(cls: type) -> CoreSchema:
     """An array of the fields, then the class called with them."""
-    return schema.call_schema(schema.arguments_schema(_parameters(cls)), cls)
+    return schema.call_schema(schema.arguments_schema(_parameters(cls)), maker(cls))
 
 
 def _tagged_schema(cls: type) -> CoreSchema:

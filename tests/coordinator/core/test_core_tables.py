@@ -22,7 +22,7 @@ FIRST = turn(0, request("x", version("a", 0)), request("y", BASE))
 def opened() -> Table:
     """Turn 0 is open: x at w1, y at w2."""
     table = tables.open_turn(Table(RUN, EpisodeId(1, Phase.ROLLOUT, 0)), FIRST, 0.0)
-    return tables.place(tables.place(table, X, W1), Y, W2)
+    return tables.place(table, {X: W1, Y: W2})
 
 
 def said_by(worker: WorkerName, seat: SeatName, /, **changes: object) -> Generated:
@@ -113,7 +113,7 @@ def test_a_request_whose_workers_keep_failing_forfeits_and_the_turn_closes() -> 
     for _ in range(ATTEMPTS - 1):
         table, closed = tables.fail(table, FIRST.turn, X, W1, "out of memory")
         assert closed is None
-        table = tables.place(table, X, W1)
+        table = tables.place(table, {X: W1})
     table, closed = tables.fail(table, FIRST.turn, X, W1, "out of memory")
     assert closed is not None and "out of memory" in closed.results[0].forfeit and closed.results[1].ids
 
