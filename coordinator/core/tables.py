@@ -95,7 +95,9 @@ def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
             f"turn {number} has the deadline {message.deadline}; it must be a positive, finite number of seconds"
         )
     admissions = tuple([_admission(request) for request in message.requests])
-    return _table(table.run, table.episode, _turn(number, now + message.deadline, admissions), table.closed, table.sticky)
+    return _table(
+        table.run, table.episode, _turn(number, now + message.deadline, admissions), table.closed, table.sticky
+    )
 
 
 def place(table: Table, workers: Mapping[SeatName, WorkerName]) -> Table:
@@ -109,8 +111,9 @@ def place(table: Table, workers: Mapping[SeatName, WorkerName]) -> Table:
         else each
         for each in turn.seats
     ]
-    if any([sticky.get(seat) != worker for seat, worker in workers.items()]):
-        sticky = {**sticky, **workers}
+    for seat, worker in workers.items():
+        if sticky.get(seat) != worker:
+            sticky = {**sticky, seat: worker}
     return _table(table.run, table.episode, _turn(turn.number, turn.deadline, tuple(seats)), table.closed, sticky)
 
 

@@ -51,9 +51,8 @@ class Turns:
             stored = table.closed
             closed = stored is not None and stored.turn == message.turn
             return [(run.host, stored)] if closed else self._ask_again(run, table, now)
-        self.tables[key] = after
         self.counts["turns"] += 1
-        return self._place(run, key, now)
+        return self._place(run, key, after, now)
 
     def knows(self, turn: TurnId) -> bool:
         """Whether this turn is open, or the last one that closed at its table."""
@@ -88,7 +87,7 @@ class Turns:
             return []
         self.counts["failed requests"] += 1
         self._answered(message.worker)
-        return self._store(run, key, after, closed) + self._place(run, key, now)
+        return ([(run.host, closed)] if closed else []) + self._place(run, key, after, now)
 
     def clear(self, run: Run, episode: EpisodeId) -> Sends:
         """The episode is over: nobody waits for its requests, its caches may go."""
@@ -118,7 +117,7 @@ class Turns:
 
     def route(self, run: Run, now: float) -> Sends:
         """Send every request of the run that is nowhere to a worker that serves its version."""
-        return [send for key in self._of(run) for send in self._place(run, key, now)]
+        return [send for key in self._of(run) for send in self._place(run, key, self.tables[key], now)]
 
     def expire(self, runs: Mapping[RunId, Run], now: float) -> Sends:
         """Close the turns whose deadline has passed."""
@@ -133,10 +132,11 @@ class Turns:
             sends += self._store(runs[key[0]], key, after, closed)
         return sends
 
-    def _place(self, run: Run, key: Key, now: float) -> Sends:
-        table = self.tables[key]
+    def _place(self, run: Run, key: Key, table: Table, now: float) -> Sends:
+        """Store the table, and send those of its requests that are nowhere."""
         turn = table.turn
         if turn is None:
+            self.tables[key] = table
             return []
         left, at = max(0.0, turn.deadline - now), table.id(turn.number)
         sends: Sends = []

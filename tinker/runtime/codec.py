@@ -131,8 +131,13 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _writer(cls: Any) -> _Encoder:
-    """From a message to the tuple that msgpack writes: one expression, compiled from the type hints."""
-    return _compiled(lambda scope: f"({VERSION}, {cls.__name__!r}, {_fields_of(cls, 'value', scope)})")
+    """From a message to the tuple that msgpack writes."""
+    return _class_encoder(cls, f"{VERSION}, {cls.__name__!r}")
+
+
+def _class_encoder(cls: Any, head: str) -> _Encoder:
+    """From an instance to this head and its encoded fields: one expression, compiled from the type hints."""
+    return _compiled(lambda scope: f"({head}, {_fields_of(cls, 'value', scope)})")
 
 
 @cache
@@ -155,7 +160,9 @@ def _fields_of(cls: Any, value: str, scope: dict[str, Any]) -> str:
     place = value if value.isidentifier() else f"v{len(scope)}"
     scope[place] = None  # its name is taken
     first = [value if value.isidentifier() else f"({place} := {value})", *[place] * len(names)]
-    return "".join(f"{_expression(hints[name], f'{at}.{name}', scope)}, " for at, name in zip(first, names, strict=False))
+    return "".join(
+        f"{_expression(hints[name], f'{at}.{name}', scope)}, " for at, name in zip(first, names, strict=False)
+    )
 
 
 def _expression(hint: Any, value: str, scope: dict[str, Any]) -> str:
@@ -193,7 +200,7 @@ def _row(encoders: list[_Encoder]) -> _Encoder:
 
 
 def _tagged_encoder(members: tuple[type, ...]) -> _Encoder:
-    encoders = {member: _compiled(lambda scope, cls=member: f"({cls.__name__!r}, {_fields_of(cls, 'value', scope)})") for member in members}  # type: ignore[misc]
+    encoders = {member: _class_encoder(member, repr(member.__name__)) for member in members}
     return lambda value: encoders[type(value)](value)
 
 
