@@ -50,6 +50,8 @@ class TorchEngine:
     `slots`: rows that run at once. `max_context`: tokens per context, if less than the model's own. `threads`: of torch. `adapter_slots`:
     versions served at once. `cache_bytes`: bound on keys and values kept between requests. `padded_tokens`: bound on a micro-batch of
     updates and scores. `linger`: seconds that an idle engine waits for more requests after the first, so that a burst starts as one batch.
+    `deterministic`: one thread, every row by itself, nothing kept between requests: the same bits whenever a request arrives and whatever
+    else is asked (slower; see `generate`).
     """
 
     name = "torch"
@@ -65,9 +67,11 @@ class TorchEngine:
         cache_bytes: int = 1 << 29,
         padded_tokens: int = PADDED_TOKENS,
         linger: float = 0.0005,
+        deterministic: bool = False,
     ) -> None:
         self._source = model
-        self._slots, self._max_context, self._threads = slots, max_context, threads
+        self._slots, self._max_context, self._threads = slots, max_context, 1 if deterministic else threads
+        self._deterministic = deterministic
         self._adapter_slots, self._cache_bytes = adapter_slots, cache_bytes
         self._padded, self._linger = padded_tokens, linger
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
@@ -189,7 +193,7 @@ class TorchEngine:
         try:
             torch.set_num_threads(self._threads)
             self._model = load_model(self._source, self._max_context)
-            self._batch = Batch(self._model, self._slots, self._cache_bytes)
+            self._batch = Batch(self._model, self._slots, self._cache_bytes, self._deterministic)
             self._trainer = Trainer(self._model, self._padded)
             self._served[BASE] = Served("", None)
             self._post(started, None)

@@ -2,6 +2,10 @@
 
 A tick first takes in what waits (all its prompts in one right-padded forward, or a few if their lengths differ widely; equal prompts
 under equal weights once), then decodes one token for all live rows, whatever their adapters.
+
+The shape of a batch decides in which order a processor adds, so a row's numbers differ in their last bits with its company. A batch that is
+`alone` computes every row by itself and keeps no context between requests: an answer is then a function of its request and its weights only,
+bit for bit, whenever it arrives and whatever was asked before.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from tinker.engines.torch.cache import Kept, KeptContexts, LiveCache
 from tinker.engines.torch.cutting import cut, right_padded
 from tinker.engines.torch.lora import Adapter, Use
 from tinker.engines.torch.model import Model
-from tinker.engines.torch.sampling import Plan, plan, sample
+from tinker.engines.torch.sampling import Plan, plan, sample, sample_alone
 from tinker.protocol.values import Finish
 
 
@@ -57,12 +61,19 @@ class Stream:
     def name(self) -> str:
         return f"{self.request.cache_key} under {self.request.policy}"
 
+    @property
+    def weights_and_prompt(self) -> tuple[int, tuple[int, ...]]:
+        """Streams in which this is equal have equal logits after their prompts."""
+        return id(self.served), tuple(self.prompt)
+
 
 class Batch:
-    """The rows running now and the requests waiting for a place; at most `rows` run at once. Used from one thread."""
+    """The rows running now and the requests waiting for a place; at most `rows` run at once. `alone`: see the module. Used from one
+    thread."""
 
-    def __init__(self, model: Model, rows: int, cache_bytes: int) -> None:
-        self.kept = KeptContexts(cache_bytes)
+    def __init__(self, model: Model, rows: int, cache_bytes: int, alone: bool = False) -> None:
+        self.kept = KeptContexts(0 if alone else cache_bytes)
+        self._alone = alone
         self.prefilled = 0  # prompt tokens that went through the model
         self._model = model
         self._rows = rows
@@ -136,13 +147,22 @@ class Batch:
         joining = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         self._joining = dict.fromkeys(joining)
         known = [self.kept.prefix(stream.request.cache_key, stream.served, stream.prompt) for stream in joining]
-        for batch in cut([len(stream.prompt) - shared for stream, (shared, _) in zip(joining, known, strict=True)]):
+        for batch in self._batches(joining, [shared for shared, _ in known]):
             self._prefill([joining[index] for index in batch], [known[index] for index in batch])
+
+    def _batches(self, joining: Sequence[Stream], known: Sequence[int]) -> list[list[int]]:
+        """Indices of those whose prompts go through the model together, `known` tokens of each left out."""
+        if not self._alone:
+            return cut([len(stream.prompt) - shared for stream, shared in zip(joining, known, strict=True)])
+        equal: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for index, stream in enumerate(joining):
+            equal.setdefault(stream.weights_and_prompt, []).append(index)
+        return list(equal.values())
 
     def _prefill(self, joining: list[Stream], known: list[tuple[int, Tensor | None]]) -> None:
         """Run the unknown part of these prompts and sample their first tokens. Equal prompts under equal weights run once."""
         firsts: dict[tuple[int, tuple[int, ...]], int] = {}
-        place_of = [firsts.setdefault((id(stream.served), tuple(stream.prompt)), len(firsts)) for stream in joining]
+        place_of = [firsts.setdefault(stream.weights_and_prompt, len(firsts)) for stream in joining]
         leaders = [place_of.index(place) for place in range(len(firsts))]
         followers = [index for index in range(len(joining)) if index not in set(leaders)]
         begin, now = len(self._live), perf_counter()
@@ -176,10 +196,17 @@ class Batch:
         if not self._live:
             return
         live = self._live
-        if self._decode is None:
-            self._decode = self._use(live), plan([stream.request.sampling.temperature for stream in live])
-        use, wanted = self._decode
         self._cache.reserve(len(live), max(stream.cached for stream in live) + 1)
+        if self._decode is None:
+            use = None if self._alone else self._use(live)
+            self._decode = use, plan([stream.request.sampling.temperature for stream in live])
+        use, wanted = self._decode
+        if self._alone:
+            rows = [
+                self._forward(row, [stream], [stream.ids[-1:]], self._use([stream])) for row, stream in enumerate(live)
+            ]
+            self._sample(0, torch.cat(rows), wanted)
+            return
         logits = self._forward(0, live, [stream.ids[-1:] for stream in live], use)
         self._sample(0, logits, wanted)
 
@@ -212,7 +239,8 @@ class Batch:
     def _sample(self, begin: int, logits: Tensor, wanted: Plan) -> None:
         """Give each row from `begin` on its next token, and let those that are done leave."""
         streams = self._live[begin:]
-        ids, logprobs = sample(logits, wanted, [1.0 - stream.random() for stream in streams])
+        uniforms = [1.0 - stream.random() for stream in streams]
+        ids, logprobs = (sample_alone if self._alone else sample)(logits, wanted, uniforms)
         done: list[tuple[int, Finish | EngineError]] = []
         for row, (stream, token, logprob) in enumerate(zip(streams, ids, logprobs, strict=True), start=begin):
             if logprob != logprob:

@@ -48,3 +48,19 @@ def sample(logits: Tensor, wanted: Plan, uniforms: Sequence[float]) -> tuple[lis
     ids: list[int] = chosen.squeeze(1).tolist()
     values: list[float] = logprobs.gather(1, chosen).squeeze(1).tolist()
     return ids, values
+
+
+def sample_alone(logits: Tensor, wanted: Plan, uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The same, row by row: to the last bit what each row gets in a batch of its own."""
+    ids: list[int] = []
+    values: list[float] = []
+    for row, uniform in enumerate(uniforms):
+        one = Plan(
+            None if wanted.inverse is None else wanted.inverse[row : row + 1],
+            None if wanted.greedy is None else wanted.greedy[row : row + 1],
+            wanted.all_greedy,
+        )
+        chosen, logprob = sample(logits[row : row + 1], one, [uniform])
+        ids += chosen
+        values += logprob
+    return ids, values
