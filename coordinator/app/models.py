@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from coordinator.app.config import ConfigError
 from tinker.models import DEMO
+from tinker.models.smollm2 import NAME as SMOLLM2
+from tinker.models.smollm2 import ModelNotFetched, smollm2
 from tinker.tokens import ChatTemplate, Tokenizer, TokenizerError, check_fits, check_model_dir
 from tinker.tokens.model_dir import model_name
 
@@ -15,9 +18,11 @@ HUB_PATIENCE = 5.0  # seconds the hub may take to say whether it has a model
 
 
 def model_directory(name: str) -> Path:
-    """`demo`, a local directory, or a hub name (fetched if it is not cached). ConfigError says what is wrong and what to do."""
+    """`demo`, `smollm2`, a local directory, or a hub name (fetched if it is not cached). ConfigError says what is wrong and what to do."""
     if name == "demo":
         path = DEMO
+    elif name == SMOLLM2 and not Path(name).is_dir():
+        path = _smollm2()
     elif Path(name).expanduser().exists():
         path = Path(name).expanduser().resolve()
     else:
@@ -52,9 +57,16 @@ def adaptable(directory: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+def _smollm2() -> Path:
+    try:
+        return smollm2(lambda text: print(text, file=sys.stderr, flush=True))
+    except ModelNotFetched as error:
+        raise ConfigError(f"model: {error}") from error
+
+
 def _from_hub(name: str) -> Path:
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ConfigError(f"model: there is no directory {name}; give a model directory, a hub name, or `demo`")
+        raise ConfigError(f"model: there is no directory {name}; give a model directory, a hub name, `demo` or `smollm2`")
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
@@ -78,5 +90,5 @@ def _not_fetched(name: str, error: Exception) -> ConfigError:
     reason = (str(error).strip().splitlines() or ["no reason given"])[0]
     return ConfigError(
         f"model: {name!r} is no directory here and could not be fetched from the hub ({type(error).__name__}: {reason}); "
-        "give a local model directory, or `demo`"
+        "give a local model directory, `demo` or `smollm2`"
     )

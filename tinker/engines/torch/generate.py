@@ -3,9 +3,9 @@
 A tick first takes in what waits (all its prompts in one right-padded forward, or a few if their lengths differ widely; equal prompts
 under equal weights once), then decodes one token for all live rows, whatever their adapters.
 
-The shape of a batch decides in which order a processor adds, so a row's numbers differ in their last bits with its company. A batch that is
-`alone` computes every row by itself and keeps no context between requests: an answer is then a function of its request and its weights only,
-bit for bit, whenever it arrives and whatever was asked before.
+The shape of a batch decides in which order a processor adds, so a row's numbers differ in their last bits with its company. A batch that
+is `alone` computes every row by itself and keeps no context between requests: an answer is then a function of its request and its weights
+only, bit for bit, whenever it arrives and whatever was asked before.
 """
 
 from __future__ import annotations
