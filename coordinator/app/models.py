@@ -66,7 +66,9 @@ def _smollm2() -> Path:
 
 def _from_hub(name: str) -> Path:
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ConfigError(f"model: there is no directory {name}; give a model directory, a hub name, `demo` or `smollm2`")
+        raise ConfigError(
+            f"model: there is no directory {name}; give a model directory, a hub name, `demo` or `smollm2`"
+        )
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:

@@ -98,7 +98,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One key, for example learning.lr=0.002 (repeatable)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="`demo`, a model directory, or a hub name.")] = None,
+    model: Annotated[str | None, typer.Option(help="`demo`, `smollm2`, a model directory, or a hub name.")] = None,
     engine: Annotated[str | None, typer.Option(help="torch, or scripted (no model, for trying things out).")] = None,
     coordinator: Annotated[
         str,
@@ -192,7 +192,7 @@ def coordinator(
 @app.command()
 def taskserver(
     coordinator: Annotated[str, typer.Option(metavar="ADDRESS", help="The coordinator to join.")] = ADDRESS,
-    model: Annotated[str, typer.Option(help="`demo`, a model directory, or a hub name.")] = "demo",
+    model: Annotated[str, typer.Option(help="`demo`, `smollm2`, a model directory, or a hub name.")] = "demo",
     engine: Annotated[str, typer.Option(help="torch or scripted.")] = "torch",
     name: Annotated[str, typer.Option(help="This task server's name (default: taskserver-<pid>).")] = "",
     threads: Annotated[int, typer.Option(help="CPU threads of the engine (0: all cores).")] = 0,

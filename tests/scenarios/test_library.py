@@ -41,7 +41,7 @@ async def rate(
 
 def test_the_library_is_sorted_and_found_by_name() -> None:
     assert list(LIBRARY) == sorted(LIBRARY)
-    assert {"dilemma", "guess", "kuhn", "nim"} <= set(LIBRARY)
+    assert {"colours", "dilemma", "guess", "kuhn", "nim"} <= set(LIBRARY)
     assert load_scenario("nim") is LIBRARY["nim"]
 
 
@@ -56,7 +56,9 @@ async def test_baselines_play_every_scenario_to_its_end(name: str) -> None:
 @pytest.mark.parametrize("name", LIBRARY)
 def test_defaults_are_a_valid_configuration(name: str) -> None:
     config = resolve({"scenario": name}, LIBRARY[name].defaults)
-    assert (config.groups, config.group_size, config.learning.max_tokens) == (12 if name == "kuhn" else 8, 8, 6)
+    groups = {"kuhn": 12, "colours": 4}.get(name, 8)
+    tokens = 8 if name == "colours" else 6
+    assert (config.groups, config.group_size, config.learning.max_tokens) == (groups, 8, tokens)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,23 @@ async def test_an_illegal_answer_costs_its_seat_and_ends_the_episode(name: str, 
             )
             return
     raise AssertionError(f"{offender} was never asked")
+
+
+@pytest.mark.parametrize(
+    ("answer", "measures"),
+    [("It is Red.", (1.0, 1.0)), ("blue", (1.0, 0.0)), ("red or blue", (0.0, 0.0)), ("no idea", (0.0, 0.0))],
+)
+async def test_colours_pays_for_naming_the_right_colour_and_no_other(
+    answer: str, measures: tuple[float, float]
+) -> None:
+    played = LIBRARY["colours"]
+    for seed in range(30):
+        episode = await play(played, seated(played, seed, listener=lines(answer)), seed=seed)
+        if any("colour is red" in line.text for line in episode.recording.lines if line.kind == "ask"):
+            assert tuple(dict(episode.measures)[name] for name in ("named", "right")) == measures
+            assert dict(episode.scores) == dict.fromkeys(played.seats, measures[1])
+            return
+    raise AssertionError("no episode was about red")
 
 
 async def test_episodes_of_one_group_share_their_start() -> None:
