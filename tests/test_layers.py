@@ -23,11 +23,13 @@ BELOW = {  # folder: the folders of this project it may import besides itself; t
     "coordinator": ("scenarios", "agents", "envs", "tinker"),
 }
 ONLY_IN = {  # library: where it may be imported
-    "torch": ("tinker/engines/torch", "tinker/algorithms/losses.py"),
+    "torch": ("tinker/engines/torch", "tinker/engines/sglang/cpu_server.py", "tinker/algorithms/losses.py"),
     "transformers": ("tinker/engines/torch", "tinker/algorithms/losses.py"),
     "peft": ("tinker/engines/torch", "tinker/algorithms/losses.py"),
     "accelerate": ("tinker/engines/torch",),
     "safetensors.torch": ("tinker/engines/torch",),
+    "sglang": ("tinker/engines/sglang/cpu_server.py",),
+    "httpx": ("tinker/engines/sglang/server.py",),
     "zmq": ("tinker/runtime/transport",),
     "msgpack": ("tinker/runtime/codec.py",),
     "starlette": ("coordinator/web",),
@@ -50,7 +52,7 @@ NEVER_IN = {  # folder: libraries it may not import
     "envs": ("anyio", "asyncio"),
 }
 HEAVY = ("torch", "transformers", "peft", "accelerate")
-NEEDS_TORCH = ("tinker/engines/torch", "tinker/algorithms/losses.py")
+NEEDS_TORCH = ("tinker/engines/torch", "tinker/engines/sglang/cpu_server.py", "tinker/algorithms/losses.py")
 
 
 def imports(text: str, package: str) -> list[str]:

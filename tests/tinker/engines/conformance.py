@@ -6,6 +6,7 @@ An engine of another kind proves itself with three lines: parametrise a test ove
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -269,7 +270,10 @@ async def refuses_a_state_that_is_torn_or_not_its_own(engine: Engine) -> None:
         ({**saved, STATE_TENSORS: flipped}, "state.safetensors is damaged"),
         ({**saved, STATE_MANIFEST: manifest[:-9]}, "no manifest of a state"),
         ({**saved, STATE_MANIFEST: manifest.replace(b'"format": 1', b'"format": 9')}, "format 9"),
-        ({**saved, STATE_MANIFEST: manifest.replace(engine.name.encode(), b"other")}, "engine other"),
+        (
+            {**saved, STATE_MANIFEST: manifest.replace(json.loads(manifest)["engine"].encode(), b"other")},
+            "engine other",
+        ),
     ):
         for name in (ANN, BOB):
             with pytest.raises(EngineError, match=message):

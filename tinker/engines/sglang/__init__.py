@@ -5,6 +5,7 @@ know of every server, and who gets a request. `serving`: versions on all of them
 `keeper`: join, watch, fence, join again. `launch`, `warden`: servers of our own. `cpu_server`: SGLang on a CPU, for trying and tests.
 """
 
+from tinker.engines.sglang.engine import SglangEngine
 from tinker.engines.sglang.settings import Launch, ServerKeys, Servers, Transfer
 
 __all__ = ["Launch", "ServerKeys", "Servers", "SglangEngine", "Transfer"]

@@ -26,13 +26,14 @@ from tinker.engines.sglang.registry import Registry
 from tinker.engines.sglang.replica import Replica
 from tinker.engines.sglang.serving import Serving
 from tinker.engines.sglang.settings import Servers
+from tinker.engines.sglang.trained import TrainedElsewhere
 from tinker.protocol.batches import Row
-from tinker.protocol.values import BASE, AdamSpec, Finish, LoraSpec, LossSpec, ModelCard, PolicyName, PolicyVersion
+from tinker.protocol.values import BASE, Finish, ModelCard, PolicyVersion
 
 PROBE = 24  # ids by which a server's model is told from another
 
 
-class SglangEngine:
+class SglangEngine(TrainedElsewhere):
     """See `tinker.engines.engine.Engine`. `training` trains and scores; it is entered and left with this one. `model`: the base model's
     directory, for servers of our own. `probe`: compare every server's model with the training engine's. `spool`: where adapters lie."""
 
@@ -45,8 +46,8 @@ class SglangEngine:
             raise EngineError("the SGLang engine needs either the addresses of running servers or how to launch some")
         if servers.launch is not None:
             check_launch(servers.launch)
+        super().__init__(training)
         self._servers = servers
-        self._training = training
         self._model = model
         self._probed = probe
         self._place = spool
@@ -74,28 +75,31 @@ class SglangEngine:
         return self._busy + now + self._training.busy_seconds
 
     async def __aenter__(self) -> SglangEngine:
+        """EngineError unless every server came up."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._training)
             spool = Path(tempfile.mkdtemp(prefix="sglang-", dir=self._place))
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
-            tasks = await stack.enter_async_context(anyio.create_task_group())
             keepers = await self._keepers(spool)
             for keeper in keepers:
                 stack.push_async_callback(keeper.close)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            self._serving = Serving(self._registry, tasks)
             for keeper in keepers:
                 tasks.start_soon(keeper.keep, name=f"keep replica {keeper.replica.number}")
             for keeper in keepers:
                 await keeper.settled.wait()
-            if failed := [f"{keeper.replica.name}: {keeper.failure}" for keeper in keepers if keeper.failure]:
-                raise EngineError(f"not every SGLang server came up: {'; '.join(failed)}")
-            self._stack = stack.pop_all()
-        self._open = True
-        return self
+            failed = [f"{keeper.replica.name}: {keeper.failure}" for keeper in keepers if keeper.failure]
+            if not failed:
+                self._serving = Serving(self._registry, tasks)
+                self._stack = stack.pop_all()
+                self._open = True
+                return self
+        raise EngineError(f"not every SGLang server came up: {'; '.join(failed)}")
 
     async def __aexit__(self, *exc: object) -> None:
         self._open = False
+        self._registry.close()
         await self._stack.aclose()
 
     async def _keepers(self, spool: Path) -> list[Keeper]:
@@ -168,7 +172,7 @@ class SglangEngine:
         self._check_open()
         self._registry.fleet.forget(cache_key_prefix)
 
-    # --- forward and update ---
+    # --- forward ---
 
     async def score(self, under: PolicyVersion, rows: Sequence[Row]) -> list[list[float]]:
         self._check_open()
@@ -178,24 +182,6 @@ class SglangEngine:
             await self._training.load(under, files)
             self._scored[under] = None
         return await self._training.score(under, rows)
-
-    async def attach(self, policy: PolicyName, lora: LoraSpec) -> Files:
-        return await self._training.attach(policy, lora)
-
-    async def forward_backward(self, policy: PolicyName, rows: Sequence[Row], loss: LossSpec) -> dict[str, float]:
-        return await self._training.forward_backward(policy, rows, loss)
-
-    async def optim_step(self, policy: PolicyName, adam: AdamSpec) -> dict[str, float]:
-        return await self._training.optim_step(policy, adam)
-
-    async def publish(self, policy: PolicyName) -> Files:
-        return await self._training.publish(policy)
-
-    async def rewind(self, policy: PolicyName, adapter: Files) -> None:
-        await self._training.rewind(policy, adapter)
-
-    async def detach(self, policy: PolicyName) -> None:
-        await self._training.detach(policy)
 
     # --- inside ---
 

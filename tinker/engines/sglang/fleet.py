@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import anyio
 import structlog
 
-from tinker.engines.engine import EngineError
 from tinker.engines.sglang.replica import Replica, State
 from tinker.protocol.values import PolicyVersion
 
@@ -33,12 +32,10 @@ class Fleet:
         return [each for each in self.replicas if each.state is State.SERVING]
 
     def pick(self, version: PolicyVersion, cache_key: str) -> Replica | None:
-        """The replica for one request, or None: nobody serves the version now. EngineError if nobody ever will."""
+        """The replica for one request, or None: nobody serves the version now."""
         able = [each for each in self.replicas if each.serves(version)]
         if able:
             return self._chosen(able, cache_key)
-        if all(each.state is State.GONE for each in self.replicas):
-            raise EngineError(f"no SGLang server is left: {self.story()}; start one again")
         return None
 
     @contextmanager

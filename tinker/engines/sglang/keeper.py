@@ -49,8 +49,8 @@ class Process(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Keeper:
-    """`ready`: seconds a server may take until it answers. `restarts`: how often within an hour ours is started again. `settled` is set when
-    it serves for the first time, or has failed to (`failure`)."""
+    """`ready`: seconds a server may take until it answers. `restarts`: how often within an hour ours is started again. `settled` is set
+    when it serves for the first time, or has failed to (`failure`)."""
 
     registry: Registry
     replica: Replica
@@ -83,11 +83,12 @@ class Keeper:
                 self._died(self.process)
 
     async def close(self) -> None:
-        """Let go of the server; stop it if it is ours."""
-        if self.replica.server is not None:
-            await self.replica.server.aclose()
-        if self.process is not None:
-            await self.process.stop()
+        """Let go of the server; stop it if it is ours. Not while it is kept."""
+        with anyio.CancelScope(shield=True):
+            if self.replica.server is not None:
+                await self.replica.server.aclose()
+            if self.process is not None:
+                await self.process.stop()
 
     async def _connect(self) -> None:
         url = self.url

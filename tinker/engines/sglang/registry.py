@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from tinker.engines.checks import ADAPTER_CONFIG, ADAPTER_WEIGHTS, not_loaded
+from tinker.engines.checks import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CLOSED, not_loaded
 from tinker.engines.engine import EngineError, Files
 from tinker.engines.sglang import wire
 from tinker.engines.sglang.api import ServerFault, weights_name
@@ -44,6 +44,14 @@ class Registry:
         self.held: dict[PolicyVersion, Held] = {BASE: self.base}
         self.retiring: list[Held] = []
         self._spool = spool
+        self._closed = False
+
+    def close(self) -> None:
+        """Whoever waits for a server gets an EngineError."""
+        self._closed = True
+        for replica in self.fleet.replicas:
+            replica.lost()
+        self.fleet.tell()
 
     @property
     def adapters(self) -> list[Held]:
@@ -62,7 +70,9 @@ class Registry:
         return max(own, key=lambda held: held.version, default=self.base)
 
     def check_place(self, held: Held) -> None:
-        """EngineError if no server is meant for these weights, or none is left."""
+        """EngineError if no server is meant for these weights, or none is left, or we are closed."""
+        if self._closed:
+            raise EngineError(CLOSED)
         replicas = self.fleet.replicas
         owner = held.version.policy if held.full else ""
         if all(each.owner != owner for each in replicas):
@@ -93,7 +103,8 @@ class Registry:
             if self.by_file(replica):
                 await replica.address.load_adapter(held.name, str(held.directory))
             else:
-                payload = payload or await anyio.to_thread.run_sync(adapter_payload, held.directory)
+                if payload is None:
+                    payload = await anyio.to_thread.run_sync(adapter_payload, held.directory)
                 config = json.loads((held.directory / ADAPTER_CONFIG).read_bytes())
                 await replica.address.load_adapter_tensors(held.name, config, payload)
         except ServerFault as fault:

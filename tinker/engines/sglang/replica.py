@@ -24,9 +24,9 @@ class State(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """`model_path`: of the base model, as the server finds it. `label`: what it must call its base weights in every answer; `base`: what they are. `owner`: the policy with full weights that it is
-    for ("": the base model and its adapters). `held`: adapters that it acknowledged, by the name they have there; `leftover`: names that it
-    would not unload."""
+    """`model_path`: of the base model, as the server finds it. `label`: what it must call its base weights in every answer; `base`: what
+    they are. `owner`: the policy with full weights that it is for ("": the base model and its adapters). `held`: adapters that it
+    acknowledged, by the name they have there; `leftover`: names that it would not unload."""
 
     number: int
     server: Server | None = None

@@ -63,6 +63,7 @@ class Server:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             timeout=httpx.Timeout(None, connect=CONNECT),
             trust_env=False,
+            verify=self.url.startswith("https:"),  # certificates take long to read
         )
 
     async def aclose(self) -> None:
