@@ -12,6 +12,7 @@ from typing import cast
 
 from coordinator.core import roster as members
 from coordinator.core import rounds as rnd
+from coordinator.core import updates as upd
 from coordinator.core.deadlines import rule_of, shut
 from coordinator.core.roster import CALLS, OF_WORKER, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
@@ -24,7 +25,7 @@ from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnR
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
-RULES = 2  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
+RULES = 3  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
@@ -234,7 +235,8 @@ class Coordinator:
             server = self.roster.peers[owners[updater]].hello
             assert server.model is not None
             admitted = Admitted(run_id, server.model, server.tokenizer, server.data, server.machine)
-            run = Run(spec, host, rnd.begin(spec), serving, owners, updater, scorer, admitted, noticed=now, since=now)
+            parts = spec, host, rnd.begin(spec), serving, owners, updater, scorer, admitted
+            run = Run(*parts, noticed=now, since=now, updates=upd.begin(spec))
             self.runs[run_id] = run
             del self.queue[run_id]
             return [(host, admitted)]
@@ -338,7 +340,7 @@ class Coordinator:
             return _notice(run, now) if run.noticed < run.since + rule.deadline else []
         come = len(rounds.barrier.arrived) if rounds.of_agents else sum(rounds.ended.values())
         if rule.straggler == said.Straggler.FAIL or come < rule.quorum:
-            missing = rnd.missing(rounds) if rounds.of_agents else tuple(map(str, sorted(rounds.unaccounted)))
+            missing = run.missing if rounds.of_agents else tuple(map(str, sorted(rounds.unaccounted)))
             return self._stop(run.spec.run, shut(rule, rounds.round, missing, now - run.since, come))
         what = "dropped agents" if rounds.of_agents else "dropped episodes"
         self.counts[what] += len(rounds.barrier.missing) if rounds.of_agents else len(rounds.unaccounted)
@@ -383,7 +385,7 @@ def _notice(run: Run, now: float) -> Sends:
     """Tell the host who its barrier waits for."""
     run.noticed = now
     here = tuple(name for name, _ in run.rounds.barrier.arrived)
-    return [(run.host, Missing(run.spec.run, *run.rounds.at, here, rnd.missing(run.rounds)))]
+    return [(run.host, Missing(run.spec.run, *run.rounds.at, here, run.missing))]
 
 
 def _no_run(peer: PeerName, run_id: RunId) -> str:

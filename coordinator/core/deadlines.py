@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from math import inf
 
+from coordinator.core.updates import lags
 from tinker.protocol.to_coordinator import BarrierRule, RunSpec, Straggler
 from tinker.protocol.values import Edge, Phase
 
+NO_UPDATE_BARRIER = "with max_lag nobody waits where updates begin and end, so there is nothing to be late for; give it to rollout_start"
 NAMED = 20  # episodes that a reason names one by one
 
 
@@ -31,6 +33,8 @@ def check_rules(spec: RunSpec) -> None:
     places = [(rule.phase, rule.edge) for rule in spec.barriers]
     for rule in spec.barriers:
         where = f"the rule of the {rule.edge} of {rule.phase}"
+        if lags(spec) and rule.phase == Phase.UPDATE and rule.deadline:
+            raise ValueError(f"{where} has a deadline; {NO_UPDATE_BARRIER}")
         if places.count((rule.phase, rule.edge)) > 1:
             raise ValueError(f"{where} is given twice; each barrier has one")
         if not 0 <= rule.deadline < inf:

@@ -24,6 +24,7 @@ from coordinator.core import order as orders
 from coordinator.core.barrier import Barrier
 from coordinator.core.deadlines import check_rules
 from coordinator.core.order import UpdateOrder
+from coordinator.core.updates import lags
 from tinker.protocol.to_coordinator import AgentSpec, Arrivals, Arrive, RunSpec
 from tinker.protocol.to_host import MayUpdate, Opened
 from tinker.protocol.values import AgentName, Edge, Ended, EpisodeId, Phase, PolicyName
@@ -83,12 +84,14 @@ class Rounds:
 
 
 def phases(spec: RunSpec, round: int) -> tuple[Phase, ...]:
-    """The phases of a round. Round 0 only evaluates (the base line); it exists if the run evaluates at all."""
+    """The phases of a round. Round 0 only evaluates (the base line); it exists if the run evaluates at all. If agents may lag, updates
+    are no phase: they have a track of their own (`coordinator.core.updates`)."""
     evaluates = spec.evaluate_every > 0 and spec.evaluations > 0
     if round == 0:
         return (Phase.EVALUATE,) if evaluates else ()
     last = evaluates and (round % spec.evaluate_every == 0 or round == spec.rounds)
-    return (Phase.ROLLOUT, Phase.UPDATE, Phase.EVALUATE) if last else (Phase.ROLLOUT, Phase.UPDATE)
+    learning = () if lags(spec) else (Phase.UPDATE,)
+    return (Phase.ROLLOUT, *learning, Phase.EVALUATE) if last else (Phase.ROLLOUT, *learning)
 
 
 def begin(spec: RunSpec) -> Rounds:
@@ -105,7 +108,7 @@ def begin(spec: RunSpec) -> Rounds:
 def arrive(rounds: Rounds, message: Arrivals, ready: Ready, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
     """Agents have come. ArrivalRefused, and nobody has, if one of them may not be here; a repeated or old arrival gets the stored
     opening, if there is one."""
-    _check_columns(rounds, message)
+    check_columns(rounds, message)
     at = (message.round, message.phase, message.edge)
     if at != rounds.at or rounds.finished:
         stored = [each for each in rounds.openings if (each.round, each.phase, each.edge) == at]
@@ -280,7 +283,7 @@ def _onward(rounds: Rounds) -> Rounds:
     return replace(after, barrier=_agents(after))
 
 
-def _check_columns(rounds: Rounds, message: Arrivals) -> None:
+def check_columns(rounds: Rounds, message: Arrivals) -> None:
     """ArrivalRefused if it is not one version (and one number of samples, or none) for each of some agents of this run."""
     names = set(message.agents)
     if strangers := names - rounds.agents.keys():
@@ -318,6 +321,9 @@ def _check(spec: RunSpec) -> None:
     ordered = [agent for group in spec.update_order for agent in group]
     if len(set(ordered)) != len(ordered) or not set(ordered) <= set(names):
         raise ValueError(f"update_order names {ordered}; it may name each of {names} once")
+    for agent in spec.agents:
+        if agent.max_lag < 0:
+            raise ValueError(f"agent {agent.name} has max_lag {agent.max_lag}; it must be 0 (in step) or more")
     check_rules(spec)
 
 

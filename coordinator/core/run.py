@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.core import bounds
 from coordinator.core import rounds as rnd
+from coordinator.core import updates as upd
 from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
+from coordinator.core.updates import GateRefused, Updates
 from coordinator.core.versions import Versions
 from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Rewind, Score, Scored
 from tinker.protocol.to_coordinator import Arrivals, Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
@@ -33,6 +36,7 @@ from tinker.protocol.values import (
     PeerName,
     Phase,
     PolicyVersion,
+    RunId,
     WorkerName,
 )
 
@@ -60,11 +64,21 @@ class Run:
     fenced: frozenset[AgentName] = frozenset()
     noticed: float = 0.0
     since: float = 0.0
+    updates: Updates = Updates(RunId(""))
 
     @property
     def model(self) -> str:
         """Digest of the base model that serves it."""
         return self.admitted.model.digest
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Who the present barrier waits for, in words."""
+        if not self.updates.overlap or not self.rounds.of_agents:
+            return rnd.missing(self.rounds)
+        late = {name: upd.unfinished(self.updates, name) for name in self.rounds.agents}
+        why = {name: f" (its update of round {round} has not ended)" for name, round in late.items() if round}
+        return tuple(f"{name}{why.get(AgentName(name), '')}" for name in self.rounds.barrier.missing)
 
     def arrive(self, message: Arrive | Arrivals, now: float) -> Sends:
         """ArrivalRefused, and nobody has arrived, if an agent may not be here, comes with a version that is not its policy's, or still
@@ -73,6 +87,8 @@ class Run:
             at = message.round, message.phase, message.edge
             digests = (message.digest,) if message.digest else ()
             message = Arrivals(message.run, *at, (message.agent,), (message.version,), (message.samples,), digests)
+        if self.updates.overlap and message.phase == Phase.UPDATE:
+            return self._at_gate(message, now)
         again: list[PolicyVersion] = []
         if (message.round, message.phase, message.edge) == self.rounds.at:
             self._check_versions(message)
@@ -81,25 +97,28 @@ class Run:
         sends = self._moved(*rnd.arrive(self.rounds, message, self.versions.loaded, now), now)
         return sends + [send for version in again for send in self._load(version)]
 
+    def _at_gate(self, message: Arrivals, now: float) -> Sends:
+        """Agents that may lag come to their updates, or are back from them."""
+        rnd.check_columns(self.rounds, message)
+        samples = message.samples or (0,) * len(message.agents)
+        held = {name: number for gate in self.updates.gates for name, number in gate.held.items()}
+        try:
+            if message.edge == Edge.START:
+                rows = dict(zip(message.agents, samples, strict=True))
+                self.updates, effects = upd.start(self.updates, message.round, rows)
+            else:
+                self._check_versions(message)
+                numbers = dict(zip(message.agents, message.versions, strict=True))
+                self.updates, effects = upd.end(self.updates, message.round, numbers, self.versions.loaded)
+        except GateRefused as error:
+            raise ArrivalRefused(str(error)) from error
+        loading = [PolicyVersion(self.rounds.agents[n].policy, held[n]) for n in message.agents if n in held]
+        again = [send for version in loading for send in self._load(version)]
+        return [*((self.host, each) for each in effects), *again, *self._retired()]
+
     def _check_versions(self, message: Arrivals) -> None:
-        agents, current = self.rounds.agents, self.versions.current
         moving = {asked.agent: op for op, (asked, _) in self.pending.items() if _moves(asked)}
-        digests = message.digests or [""] * len(message.agents)
-        for name, number, digest in zip(message.agents, message.versions, digests, strict=False):
-            if name not in agents:
-                continue  # `rnd.arrive` refuses it
-            policy = agents[name].policy
-            newest = current.get(policy, 0)  # before its Attach is done an agent may wait for version 0
-            if number != newest:
-                raise ArrivalRefused(f"{name} arrives with version {number} of {policy!r}, current is {newest}")
-            published = self.versions.adapters.get(PolicyVersion(policy, number))
-            if digest and (published is None or published.digest != digest):
-                ours = published.digest[:12] if published else "nothing yet"
-                raise ArrivalRefused(
-                    f"{name} arrives with digest {digest[:12]} of {policy}@{number}, published is {ours}"
-                )
-            if name in moving:
-                raise ArrivalRefused(f"{name} arrives while its operation {moving[name]} is still running")
+        bounds.check(message, self.rounds, self.updates, self.versions, moving)
 
     def account(self, episode: EpisodeId, ended: Ended, now: float) -> Sends:
         """An episode has ended. One that was accounted for before changes nothing; the end of its phase is told again."""
@@ -108,8 +127,9 @@ class Run:
         return self._moved(*rnd.account(self.rounds, episode, ended, now), now)
 
     def leave_out(self, now: float) -> Sends:
-        """The present barrier opens without whoever is missing, and the updates of those are fenced."""
-        out = {AgentName(name) for name in self.rounds.barrier.missing}
+        """The present barrier opens without whoever is missing, and the updates of those are fenced. Where updates overlap rollouts, an
+        agent that is missing is busy with an update of an earlier round, which goes on."""
+        out = {AgentName(name) for name in self.rounds.barrier.missing} if not self.updates.overlap else set()
         self.fenced |= out.intersection(self.rounds.order.admitted)
         sends = self._moved(*rnd.leave_out(self.rounds, now), now)
         for op, (asked, _) in tuple(self.pending.items()):
@@ -184,7 +204,9 @@ class Run:
         return self.settle(now)
 
     def settle(self, now: float) -> Sends:
-        return self._moved(*rnd.settle(self.rounds, self.versions.loaded, now), now)
+        self.updates, ended = upd.settle(self.updates, self.versions.loaded)
+        moved = self._moved(*rnd.settle(self.rounds, self.versions.loaded, now), now)
+        return [*((self.host, each) for each in ended), *moved, *(self._retired() if ended else [])]
 
     def lose(self, worker: WorkerName, now: float) -> Sends:
         """A worker is out of service. What it was asked to do has failed; a rollout worker is waited for no longer."""
@@ -242,14 +264,20 @@ class Run:
             attaching = (asked for asked, _ in self.pending.values() if isinstance(asked.operation, Attach))
             known = message.policy in self.versions.current or any(a.policy == message.policy for a in attaching)
             return f"policy {message.policy!r} is attached already" if known else ""
-        order = self.rounds.order
-        updating = (self.rounds.phase, self.rounds.edge) == (Phase.UPDATE, Edge.END)
-        open_to = set(order.admitted) - order.done - set(self.rounds.held) - self.rounds.dropped
-        if agent.name in self.rounds.dropped:
+        if agent.name in self.rounds.dropped and not self.updates.overlap:
             return f"{agent.name} was left out of round {self.rounds.round}: its version stays what it is until the next round"
-        if not updating or agent.name not in open_to:
+        if agent.name not in self._updating():
             return f"{agent.name} may not update now: the run is at {self.rounds.phase} of round {self.rounds.round}"
         return self._not_rewound(message, agent.name)
+
+    def _updating(self) -> frozenset[AgentName]:
+        """Whose weights may move now."""
+        rounds = self.rounds
+        if self.updates.overlap:
+            return self.updates.updating
+        if (rounds.phase, rounds.edge) != (Phase.UPDATE, Edge.END):
+            return frozenset()
+        return frozenset(rounds.order.admitted) - rounds.order.done - rounds.held.keys() - rounds.dropped
 
     def _not_rewound(self, message: Operate, agent: AgentName) -> str:
         """Why the weights must first be those of the published version, or may not be made others ("": all is well)."""
@@ -279,23 +307,27 @@ class Run:
                     sends.append((self.host, play))
             else:
                 sends.append((self.host, effect))
-        if before.phase == Phase.UPDATE != after.phase:
+        onward = self.updates.overlap and (after.at != before.at or after.finished != before.finished)
+        if onward and (before.phase, before.edge) == (Phase.ROLLOUT, Edge.END):
+            members = [name for name in before.agents if name not in before.dropped]
+            self.updates = upd.open_gate(self.updates, before.round, members)
+        if onward or before.phase == Phase.UPDATE != after.phase:
             sends += self._retired()
         return sends
 
     def _retired(self) -> Sends:
-        self.versions, old = ver.retire(self.versions)
+        self.versions, old = ver.retire(self.versions, bounds.oldest(self.rounds, self.updates, self.versions))
         workers = sorted(self.versions.workers)
         return [(self.owners[w], Unload(self.spec.run, w, version)) for version in old for w in workers]
 
     def violations(self) -> list[str]:
         found = rnd.violations(self.rounds, self.versions.loaded) + ver.violations(self.versions)
+        found += upd.violations(self.updates, self.versions.loaded)
+        found += bounds.violations(self.rounds, self.updates, self.versions)
         if set(self.pending) & set(self.outcomes):
             found.append("P1")
         moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}
-        if moving - (
-            set(self.rounds.order.admitted) - self.rounds.order.done - set(self.rounds.held) - self.rounds.dropped
-        ):
+        if moving - self._updating():
             found.append("P2")
         return found
 

@@ -82,13 +82,17 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
     return after
 
 
-def retire(versions: Versions) -> tuple[Versions, tuple[PolicyVersion, ...]]:
-    """Forget versions that nobody may ask for any more; returns those to unload."""
+def recent(versions: Versions) -> dict[PolicyName, int]:
+    """The oldest of the `KEPT` newest versions of each policy."""
     numbers: dict[PolicyName, list[int]] = {}
     for version in versions.served:
         numbers.setdefault(version.policy, []).append(version.version)
-    oldest = {policy: sorted(each)[-KEPT:][0] for policy, each in numbers.items()}
-    old = tuple(sorted(v for v in versions.served if v.version < oldest[v.policy]))
+    return {policy: sorted(each)[-KEPT:][0] for policy, each in numbers.items()}
+
+
+def retire(versions: Versions, oldest: Mapping[PolicyName, int]) -> tuple[Versions, tuple[PolicyVersion, ...]]:
+    """Forget versions older than these, for which nobody may ask any more; returns those to unload."""
+    old = tuple(sorted(v for v in versions.served if v.version < oldest.get(v.policy, 0)))
     if not old:
         return versions, ()
     gone = set(old)

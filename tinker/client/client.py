@@ -55,6 +55,7 @@ from tinker.protocol.to_host import (
     RunStopped,
     TurnClosed,
     TurnRefused,
+    UpdateEnded,
 )
 from tinker.protocol.values import AgentName, Edge, Phase, RunId
 from tinker.runtime.clock import LATE, Clock
@@ -180,6 +181,17 @@ class Client:
         if start is not None and (round, agent) not in self._came:
             self._asked.add((round, agent), start, self._clock.now())  # its repetition is answered with what followed
         await self._answer((round, agent))
+
+    async def begin_update(self, message: Arrive) -> None:
+        """The agent has a batch, in a run whose agents may lag: wait until it may update."""
+        self._ask((message.round, message.agent), message)
+        await self._answer((message.round, message.agent))
+
+    async def end_update(self, message: Arrive) -> None:
+        """The agent is back from its update, or has none: wait until that is known and its version is loaded everywhere."""
+        key = "ended", message.round, message.agent
+        self._ask(key, message)
+        await self._answer(key)
 
     async def turn(self, message: OpenTurn) -> TurnClosed:
         """Open a turn and wait until it closes (the coordinator keeps its deadline). TurnError if the gate refuses."""
@@ -319,6 +331,8 @@ class Client:
             case MayUpdate() if self._first((message.round, message.agent)):
                 self._asked.drop((message.round, message.agent))
                 put((message.round, message.agent), message, keep=True)
+            case UpdateEnded():
+                put(("ended", message.round, message.agent), message)
             case OperationDone():
                 put(message.op, message.result)
             case OperationFailed():

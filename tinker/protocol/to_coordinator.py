@@ -90,12 +90,14 @@ class Bye:
 class AgentSpec:
     """An agent as the coordinator sees it: who it is, whose weights it plays with, and when it updates.
 
-    `every`: it updates in rounds divisible by this; 0: frozen, never.
+    `every`: it updates in rounds divisible by this; 0: frozen, never. `max_lag`: so many of its updates may still be missing when a
+    rollout begins (0: none). If that of any agent is above 0, updates are no phase of the round: they overlap the next rollouts.
     """
 
     name: AgentName
     policy: PolicyName
     every: int = 1
+    max_lag: int = 0
 
 
 class Straggler(StrEnum):

@@ -114,6 +114,15 @@ class MayUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateEnded:
+    """The update of this agent in this round has ended: its version is loaded everywhere (only in runs whose agents may lag)."""
+
+    run: RunId
+    round: int
+    agent: AgentName
+
+
+@dataclass(frozen=True, slots=True)
 class SeatResult:
     """One admitted seat's part of a closed turn: an answer, or `forfeit` with the reason (then ids and logprobs are empty)."""
 
@@ -188,4 +197,5 @@ ToHost = (
     | OperationFailed
     | RunStopped
     | CoordinatorLoad
+    | UpdateEnded
 )

@@ -48,9 +48,10 @@ At = tuple[int, Phase, Edge]
 def schedule(spec: RunSpec) -> list[At]:
     """Every barrier of the run, in order, written down independently of the core."""
     evaluates = spec.evaluate_every > 0 and spec.evaluations > 0
+    lags = any(each.max_lag > 0 for each in spec.agents)  # then updates have no barriers
     parts = [(0, Phase.EVALUATE)] if evaluates else []
     for round in range(1, spec.rounds + 1):
-        parts += [(round, Phase.ROLLOUT), (round, Phase.UPDATE)]
+        parts += [(round, Phase.ROLLOUT), *([] if lags else [(round, Phase.UPDATE)])]
         if evaluates and (round % spec.evaluate_every == 0 or round == spec.rounds):
             parts.append((round, Phase.EVALUATE))
     return [(round, phase, edge) for round, phase in parts for edge in (Edge.START, Edge.END)]

@@ -45,8 +45,8 @@ ROLLOUT, UPDATE, EVALUATE = Phase.ROLLOUT, Phase.UPDATE, Phase.EVALUATE
 KINDS = {"r": PoolKind.ROLLOUT, "f": PoolKind.FORWARD, "u": PoolKind.UPDATE}
 
 
-def agent(name: str, every: int = 1) -> AgentSpec:
-    return AgentSpec(AgentName(name), PolicyName(f"policy of {name}"), every)
+def agent(name: str, every: int = 1, max_lag: int = 0) -> AgentSpec:
+    return AgentSpec(AgentName(name), PolicyName(f"policy of {name}"), every, max_lag)
 
 
 def run_spec(*agents: AgentSpec, run: str = RUN, **changes: object) -> RunSpec:

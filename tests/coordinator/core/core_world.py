@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from core_hosts import Host, Slowly
+from core_lagging import LaggingHost
 from core_servers import Server
 from core_values import agent, arrival, arrivals, canonical, host_hello, request, run_spec, server_hello, turn, version
 
@@ -50,6 +51,7 @@ class World:
     steps: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     states_too: bool = False
+    lagging: bool = False  # runs have agents that may lag
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -203,11 +205,20 @@ class World:
             update_order=tuple(group for group in order if group),
             model=self.rng.choice(("", "m1")),
         )
+        if self.lagging:
+            spec = self.lagging_spec(spec)
         if self.rng.random() < 0.5:
             spec = replace(spec, barriers=self.rules(spec))
-        self.hosts[name] = Host(spec, self.rng)
+        self.hosts[name] = LaggingHost(spec, self.rng) if self.lagging else Host(spec, self.rng)
         self.to_core[name], self.to_peer[name] = [said.Submit(spec)], []
         self.after(self.core.join(host_hello(name), self.now))
+
+    def lagging_spec(self, spec: said.RunSpec) -> said.RunSpec:
+        """The same run, longer, with agents that may lag, each as it likes."""
+        lags = [self.rng.choice((0, 1, 1, 2, 3)) for _ in spec.agents]
+        lags[self.rng.randrange(len(lags))] = self.rng.randint(1, 3)
+        agents = tuple(replace(each, max_lag=lag) for each, lag in zip(spec.agents, lags, strict=True))
+        return replace(spec, agents=agents, rounds=self.rng.randint(2, 6))
 
     def rules(self, spec: said.RunSpec) -> tuple[BarrierRule, ...]:
         """A rule for about every second barrier."""
@@ -220,6 +231,8 @@ class World:
                 self.rng.choice((0.3, 0.3, 2.0)),
                 self.rng.randint(1, 1 if dropping else min(2, most or 1)),
             )
+            if self.lagging and phase == Phase.UPDATE:
+                continue
             if most and self.rng.random() < 0.5:
                 found.append(BarrierRule(phase, edge, deadline, straggler, quorum))
         return tuple(found)
@@ -319,6 +332,6 @@ class World:
 
 if __name__ == "__main__":
     for seed in sys.argv[1:]:
-        world = World(int(seed), states_too=True)
+        world = World(int(seed), states_too=True, lagging=int(seed) % 2 == 1)
         world.play()
         print(world.digest.hexdigest())

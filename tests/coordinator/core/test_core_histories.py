@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from core_lagging import LaggingHost
 from core_world import World
 
 HERE = Path(__file__).parent
@@ -20,6 +21,16 @@ BLOCK = 60  # histories per test
 def test_every_history_keeps_the_invariants_and_comes_to_its_end(first: int) -> None:
     for seed in range(first, first + BLOCK):
         World(seed).play()
+
+
+@pytest.mark.parametrize("first", range(0, 4 * BLOCK, BLOCK))
+def test_every_history_of_agents_that_lag_keeps_the_invariants_and_comes_to_its_end(first: int) -> None:
+    overlapped = 0
+    for seed in range(first, first + BLOCK):
+        world = World(seed, lagging=True)
+        world.play(40 if seed % 2 else 250)
+        overlapped += sum(host.overlapped for host in world.hosts.values() if isinstance(host, LaggingHost))
+    assert overlapped > 10  # updates that ended while a later round was played
 
 
 def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:

@@ -147,13 +147,13 @@ class TestVersions:
         state = self.ONE
         for number in (1, 2, 3):
             state = versions.publish(state, version("a", number), blob(f"d{number}"))
-        state, old = versions.retire(state)
+        state, old = versions.retire(state, versions.recent(state))
         assert old == (version("a", 0), version("a", 1))
         assert set(state.served) == {version("a", 2), version("a", 3)}
 
     def test_the_version_before_stays_even_if_numbers_were_left_out(self) -> None:
         state = versions.publish(self.ONE, version("a", 3), blob("d3"))
-        assert versions.retire(state) == (state, ())
+        assert versions.retire(state, versions.recent(state)) == (state, ())
 
     def test_a_worker_that_joins_loads_everything_in_use(self) -> None:
         state, wanted = versions.join(self.ONE, W3)
