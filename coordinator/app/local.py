@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 import anyio
 
@@ -130,8 +132,17 @@ class Play:
         address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0", *QUICK])
         arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
         arguments += ["--threads", str(config.threads), "--spool", str(spool), *QUICK]
+        arguments += ["--state", str(self._state())]
         await start("taskserver", ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
+
+    def _state(self) -> Path:
+        """Where the task server commits. What an earlier run has left there belongs to nobody."""
+        state = self.request.directory.path / "state"
+        with blamed(state):
+            shutil.rmtree(state, ignore_errors=True)
+            state.mkdir()
+        return state.resolve()
 
     async def _host(self, address: str, spool: Path) -> Exit:
         hello = Hello(PeerRole.HOST, PeerName(self.name), self.machine, os.getpid())
@@ -256,9 +267,10 @@ def _failed(error: ClientError | ProcessDied) -> Exit:
 
 
 def run_id(directory: Path) -> RunId:
-    """A name for the run that tells people which directory it belongs to, and can begin the names of its bundles."""
+    """A name for the run that tells people which directory it belongs to, can begin the names of its bundles, and never comes again (what
+    an earlier run has committed is not its own)."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.resolve().name).strip(".-")[:60]
-    return RunId(f"{plain or 'run'}-{os.getpid()}")
+    return RunId(f"{plain or 'run'}-{os.getpid()}-{token_hex(3)}")
 
 
 async def _tell_death(child: Child, client: Client) -> None:

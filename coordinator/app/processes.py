@@ -30,6 +30,7 @@ from coordinator.app.journal import Recorder, open_journal
 from coordinator.core.coordinator import Coordinator
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
+from tinker.pools.commits import DiskCommits, MemoryCommits
 from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import MonotonicClock
@@ -59,8 +60,9 @@ class CoordinatorSettings:
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `replies`: what the scripted
-    engine answers with. `spool`: where bundles lie. `grace`: seconds to finish what has begun when told to stop.
-    `keys`: its own, the coordinator's, and whose bundles it serves. `data`: where its data connection listens, as others reach it."""
+    engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with the process).
+    `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it serves.
+    `data`: where its data connection listens, as others reach it."""
 
     coordinator: str
     name: str
@@ -69,6 +71,7 @@ class TaskServerSettings:
     threads: int = 0
     replies: tuple[str, ...] = ("yes", "no")
     spool: Path | None = None
+    state: Path | None = None
     parent: int = 0
     grace: float = DRAIN
     keys: Keys = Keys()
@@ -181,6 +184,7 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _St
             DEFAULT_POOLS,
             on_joined=_once(lambda: _ready(settings.coordinator)),
             grace=settings.grace,
+            commits=DiskCommits(settings.state) if settings.state else MemoryCommits(),
         )
         stop.server = server
         try:

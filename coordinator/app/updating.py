@@ -5,6 +5,7 @@ Nothing here waits for anybody but the workers: who may update when is the run l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +21,7 @@ from tinker.protocol.batches import FILE, Row, encode_rows
 from tinker.protocol.operations import (
     Attach,
     ForwardBackward,
+    Lost,
     Measured,
     Operation,
     OptimStep,
@@ -30,6 +32,8 @@ from tinker.protocol.operations import (
 )
 from tinker.protocol.to_coordinator import Operate
 from tinker.protocol.values import AdamSpec, BlobRef, LossSpec, OpId, RunId
+
+ATTEMPTS = 5  # how often a step is done whose worker died before it had committed it
 
 
 class Bundles(Protocol):
@@ -89,32 +93,45 @@ class Updater:
             await self._measured(agent, Rewind(agent.adapter))
             agent.fenced = False
         loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
-        ref = await self.bundles.put(
-            bundle_name(agent.role.policy, f"batch-{agent.operations:06d}"), {FILE: encode_rows(rows)}
-        )
         measured: dict[str, float] = {}
         before = agent.steps
         try:
             for _ in range(learning.epochs):
-                self.progress.updating(agent.role.name, "gradient")
-                measured |= await self._measured(agent, ForwardBackward(ref, loss))
-                self.progress.updating(agent.role.name, "optimizer")
-                measured |= await self._measured(agent, OptimStep(_adam(agent)))
-                agent.steps += 1
+                measured |= await self._step(agent, rows, loss)
         except OperationError as error:
             if agent.steps == before:
                 raise
             measured["count/refused_updates"] = 1.0
             done = f"{agent.steps - before} of {learning.epochs} steps"
             self.progress.note(f"{agent.role.name} ended its update of version {agent.version} after {done}: {error}")
-        finally:
-            self.bundles.drop(ref)
         self.progress.updating(agent.role.name, "publish")
         agent.asked += 1
         result = await self._operate(agent, Publish(agent.asked))
         assert isinstance(result, Published)
         await self._save(agent, result)
         return measured
+
+    async def _step(self, agent: Agent, rows: Sequence[Row], loss: LossSpec) -> dict[str, float]:
+        """One gradient and the optimizer's step with it. A worker that dies between the two takes the gradient with it, and the worker
+        that goes on from the last commit says so: then both are done again, under new ids."""
+        for attempt in range(ATTEMPTS):
+            batch = bundle_name(agent.role.policy, f"batch-{agent.operations:06d}")
+            ref = await self.bundles.put(batch, {FILE: encode_rows(rows)})
+            try:
+                self.progress.updating(agent.role.name, "gradient")
+                measured = await self._measured(agent, ForwardBackward(ref, loss))
+                gradient = (_op_id(agent),)
+                self.progress.updating(agent.role.name, "optimizer")
+                measured |= await self._measured(agent, OptimStep(_adam(agent), gradient, remembered(agent)))
+                agent.steps += 1
+                return measured
+            except OperationError as error:
+                if error.lost != Lost.GRADIENT or attempt == ATTEMPTS - 1:
+                    raise
+                self.progress.note(f"{agent.role.name} does a step of its update again: {error}")
+            finally:
+                self.bundles.drop(ref)
+        raise AssertionError("the last attempt returns or raises")
 
     async def _measured(self, agent: Agent, operation: Operation) -> dict[str, float]:
         result = await self._operate(agent, operation)
@@ -123,14 +140,25 @@ class Updater:
 
     async def _operate(self, agent: Agent, operation: Operation) -> Result:
         agent.operations += 1
-        op = OpId(f"{agent.role.policy}/op{agent.operations}")
-        return await self.client.operate(Operate(self.run, op, agent.role.name, agent.role.policy, operation))
+        return await self.client.operate(
+            Operate(self.run, _op_id(agent), agent.role.name, agent.role.policy, operation)
+        )
 
     async def _save(self, agent: Agent, published: Published) -> None:
         agent.version, agent.adapter = published.version.version, published.adapter
         agent.published.append(agent.version)
         files = await self.bundles.get(published.adapter)
         self.directory.save_adapter(agent.role.name, published.version.version, files)
+
+
+def _op_id(agent: Agent) -> OpId:
+    """The id of the operation that the agent asked for last."""
+    return OpId(f"{agent.role.policy}/op{agent.operations}")
+
+
+def remembered(agent: Agent) -> bytes:
+    """What the agent's learner must remember with its weights."""
+    return json.dumps(agent.learner.state(), sort_keys=True).encode()
 
 
 def _adam(agent: Agent) -> AdamSpec:

@@ -200,6 +200,10 @@ def taskserver(
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Commit what policies have learned here; started again with it, runs go on."),
+    ] = None,
     data: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to serve bundles, as hosts on other machines reach it.")
     ] = "tcp://127.0.0.1:0",
@@ -231,6 +235,7 @@ def taskserver(
         threads=threads,
         replies=tuple(reply or ("yes", "no")),
         spool=spool,
+        state=state,
         parent=parent,
         grace=grace,
         keys=keys,
@@ -284,6 +289,7 @@ def _serve(daemon: Coroutine[Any, Any, None]) -> None:
     """Run a daemon to its end; what is the operator's to mend is one line and exit code 2."""
     from coordinator.app.access import UnsafeAddress
     from tinker.engines.engine import EngineError
+    from tinker.pools.commits import CommitUnwritable
     from tinker.runtime.journal import JournalError
     from tinker.runtime.transport import TransportError
     from tinker.server.taskserver import NotWelcome, TaskServerError
@@ -293,7 +299,15 @@ def _serve(daemon: Coroutine[Any, Any, None]) -> None:
 
     try:
         anyio.run(run)
-    except* (UnsafeAddress, KeyFileError, TransportError, EngineError, NotWelcome, JournalError) as group:
+    except* (
+        UnsafeAddress,
+        KeyFileError,
+        TransportError,
+        EngineError,
+        NotWelcome,
+        JournalError,
+        CommitUnwritable,
+    ) as group:
         _refuse(group)
     except* TaskServerError as group:
         _refuse(group, code=3)

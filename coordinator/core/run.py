@@ -22,7 +22,19 @@ from coordinator.core import versions as ver
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.updates import GateRefused, Updates
 from coordinator.core.versions import Versions
-from tinker.protocol.operations import Attach, Measured, Publish, Published, Result, Rewind, Score, Scored
+from tinker.protocol.operations import (
+    Attach,
+    LoadState,
+    Measured,
+    Publish,
+    Published,
+    Result,
+    Rewind,
+    Saved,
+    SaveState,
+    Score,
+    Scored,
+)
 from tinker.protocol.to_coordinator import Arrivals, Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
 from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
 from tinker.protocol.to_taskserver import Load, Unload, Work
@@ -196,7 +208,7 @@ class Run:
     def failed(self, message: WorkerFailed) -> Sends:
         if message.op not in self.pending or self.pending[message.op][1] != message.worker:
             return []
-        return self._outcome(message.op, OperationFailed(self.spec.run, message.op, message.reason))
+        return self._outcome(message.op, OperationFailed(self.spec.run, message.op, message.reason, message.lost))
 
     def loaded(self, message: Loaded, now: float) -> Sends:
         """A rollout worker serves a version. ValueError if it was never published, WrongWeights if its digest is another."""
@@ -260,8 +272,10 @@ class Run:
             return f"agent {message.agent!r} does not own policy {message.policy!r}"
         if isinstance(message.operation, Score):
             return ""
-        if isinstance(message.operation, Attach):
-            attaching = (asked for asked, _ in self.pending.values() if isinstance(asked.operation, Attach))
+        if isinstance(message.operation, SaveState):
+            return "" if message.policy in self.versions.current else f"policy {message.policy!r} is not attached yet"
+        if isinstance(message.operation, Attach | LoadState):
+            attaching = (asked for asked, _ in self.pending.values() if isinstance(asked.operation, Attach | LoadState))
             known = message.policy in self.versions.current or any(a.policy == message.policy for a in attaching)
             return f"policy {message.policy!r} is attached already" if known else ""
         if agent.name in self.rounds.dropped and not self.updates.overlap:
@@ -334,17 +348,17 @@ class Run:
 
 def _moves(asked: Operate) -> bool:
     """Whether the operation moves weights (or publishes them): then it needs the update gate."""
-    return not isinstance(asked.operation, Attach | Score)
+    return not isinstance(asked.operation, Attach | LoadState | SaveState | Score)
 
 
 def _mismatch(asked: Operate, result: Result) -> str:
     """What is wrong with this result as an answer to the operation ("": nothing)."""
     operation = asked.operation
-    if isinstance(operation, Attach | Publish):
-        number = operation.version if isinstance(operation, Publish) else 0
+    if isinstance(operation, Attach | LoadState | Publish):
+        number = 0 if isinstance(operation, Attach) else operation.version
         wanted = PolicyVersion(asked.policy, number)
         if not isinstance(result, Published) or result.version != wanted:
             return f"answered {result}, expected was {wanted} published"
         return ""
-    right = Scored if isinstance(operation, Score) else Measured
+    right = {Score: Scored, SaveState: Saved}.get(type(operation), Measured)
     return "" if isinstance(result, right) else f"answered {result}, expected was {right.__name__}"

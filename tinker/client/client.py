@@ -336,7 +336,7 @@ class Client:
             case OperationDone():
                 put(message.op, message.result)
             case OperationFailed():
-                put(message.op, OperationError(message.reason))
+                put(message.op, OperationError(message.reason, message.lost))
             case Admitted():
                 put(Admitted, message)
             case RunStopped():

@@ -6,6 +6,8 @@ from typing import Any
 
 import anyio
 
+from tinker.protocol.operations import Lost
+
 
 class ClientError(Exception):
     """The coordinator could not be asked, or refused."""
@@ -24,7 +26,11 @@ class TurnError(ClientError):
 
 
 class OperationError(ClientError):
-    """A worker could not do the operation, or the gate refused it."""
+    """A worker could not do the operation, or the gate refused it. `lost`: what the worker lacked, if it was that."""
+
+    def __init__(self, reason: str, lost: Lost = Lost.NOTHING) -> None:
+        super().__init__(reason)
+        self.lost = lost
 
 
 class Waiters:

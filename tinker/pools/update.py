@@ -1,89 +1,180 @@
 """Workers of the update and forward pools: one operation at a time, each once.
 
-An operation that comes again (same id) gets the stored result of the first time (I7). Whatever goes wrong comes back as `WorkerFailed` with
-a reason, and the worker goes on.
+An operation that comes again (same id) gets the stored result of the first time (I7). What moves weights is committed, with its result,
+before it is answered (`tinker.pools.holding`): then this holds also for a worker that was started again. Whatever goes wrong comes back as
+`WorkerFailed` with a reason, and the worker goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from tinker.engines.engine import Engine, EngineError, Files
+from tinker.pools.holding import LEARNER, Held, Holding, NotHere
 from tinker.pools.rollout import Fetch, Post
 from tinker.protocol.batches import FILE, Row, decode_rows
 from tinker.protocol.operations import (
     Attach,
     ForwardBackward,
+    LoadState,
+    Lost,
     Measured,
-    Operation,
     OptimStep,
     Publish,
     Published,
     Result,
     Rewind,
+    Saved,
+    SaveState,
     Score,
     Scored,
 )
 from tinker.protocol.to_coordinator import WorkerDone, WorkerFailed
 from tinker.protocol.to_taskserver import Release, Work
-from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, RunId, pack_floats
+from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, pack_floats
 from tinker.runtime.actor import Actor
 
-Keep = Callable[[str, Files], BlobRef]
 STORED = 256
 
 
-class OperationWorker(Actor[Work | Release, None]):
-    """One update or forward worker. `keep` puts a bundle on the data plane and returns where it lies."""
+class Bundles(Protocol):
+    """Where a worker keeps its bundles."""
 
-    def __init__(self, engine: Engine, post: Post, fetch: Fetch, keep: Keep) -> None:
+    def put(self, name: str, files: Files) -> BlobRef: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class OperationWorker(Actor[Work | Release, None]):
+    """One update or forward worker. `store` is where its bundles lie on the data plane, `holding` the policies that it updates."""
+
+    def __init__(self, engine: Engine, post: Post, fetch: Fetch, store: Bundles, holding: Holding) -> None:
         self._engine = engine
         self._post = post
         self._fetch = fetch
-        self._keep = keep
+        self._store = store
+        self._holding = holding
         self._results: dict[OpId, Result] = {}
-        self._policies: dict[PolicyName, RunId] = {}
+        self._saved: dict[PolicyName, str] = {}
 
     async def receive(self, message: Work | Release) -> None:
         if isinstance(message, Release):
-            for policy in [name for name, run in self._policies.items() if run == message.run]:
-                await self._engine.detach(policy)
-                del self._policies[policy]
+            await self._holding.release(message.run)
             return
+        where = message.run, message.op, message.worker
         try:
-            result = self._results.get(message.op) or await self._do(message.run, message.policy, message.operation)
+            result = self._results.get(message.op) or await self._do(message)
+        except NotHere as error:
+            self._post(WorkerFailed(*where, str(error), error.lost))
+            return
         except EngineError as error:
-            self._post(WorkerFailed(message.run, message.op, message.worker, str(error)))
+            self._post(WorkerFailed(*where, str(error)))
             return
         except Exception as error:  # whatever it is, whoever asked must hear of it
-            reason = f"{type(error).__name__}: {error}"
-            self._post(WorkerFailed(message.run, message.op, message.worker, reason))
+            self._post(WorkerFailed(*where, f"{type(error).__name__}: {error}"))
             return
         self._results[message.op] = result
         while len(self._results) > STORED:
             del self._results[next(iter(self._results))]
-        self._post(WorkerDone(message.run, message.op, message.worker, result))
+        self._post(WorkerDone(*where, result))
 
-    async def _do(self, run: RunId, policy: PolicyName, operation: Operation) -> Result:
+    async def _do(self, work: Work) -> Result:
+        policy, operation = work.policy, work.operation
+        if isinstance(operation, Score):
+            scores = await self._engine.score(operation.under, await self._rows(operation.batch))
+            flat = pack_floats(value for row in scores for value in row)
+            return Scored(self._store.put(f"{operation.batch.name}-scores", {"logprobs.f32": flat}))
+        held = await self._holding.find(work.run, policy)
+        if isinstance(operation, Attach | LoadState):
+            return await self._begin(work, held)
+        if held is None:
+            raise NotHere(f"policy {policy} is not attached here, and nobody has committed it here", Lost.POLICY)
+        return held.done.get(work.op) or await self._update(work, held)
+
+    async def _begin(self, work: Work, held: Held | None) -> Published:
+        """Attach the policy, fresh or as it was saved. What was begun and committed before is published again."""
+        policy, operation = work.policy, work.operation
+        version = PolicyVersion(policy, operation.version if isinstance(operation, LoadState) else 0)
+        if held is not None and work.op not in held.done and isinstance(operation, Attach):
+            raise EngineError(f"policy {policy} is attached already: detach it first, or give the new one another name")
+        if held is not None and work.op in held.done:
+            return self._published(version, await self._engine.publish(policy))
+        fresh = held or self._holding.fresh(work.run, policy)
+        try:
+            if isinstance(operation, LoadState):
+                state = await self._fetch(operation.state)
+                await self._engine.load_state(policy, state)
+                fresh.learner = state.get(LEARNER, b"")
+            else:
+                assert isinstance(operation, Attach)
+                await self._engine.attach(policy, operation.lora)
+            published = self._published(version, await self._engine.publish(policy))
+            fresh.done[work.op] = published
+            await self._holding.commit(policy, fresh)
+        except Exception:
+            await self._holding.drop(policy)
+            raise
+        return published
+
+    async def _update(self, work: Work, held: Held) -> Result:
+        policy, operation = work.policy, work.operation
         match operation:
-            case Attach():
-                self._policies[policy] = run
-                return self._published(PolicyVersion(policy, 0), await self._engine.attach(policy, operation.lora))
             case ForwardBackward():
-                rows = await self._rows(operation.batch)
-                return self._measured(await self._engine.forward_backward(policy, rows, operation.loss))
+                return await self._gradient(work, held, operation)
             case OptimStep():
-                return self._measured(await self._engine.optim_step(policy, operation.adam))
+                return await self._step(work, held, operation)
             case Publish():
                 version = PolicyVersion(policy, operation.version)
                 return self._published(version, await self._engine.publish(policy))
             case Rewind():
                 await self._engine.rewind(policy, await self._fetch(operation.adapter))
-                return self._measured({})
-            case Score():
-                scores = await self._engine.score(operation.under, await self._rows(operation.batch))
-                flat = pack_floats(value for row in scores for value in row)
-                return Scored(self._keep(f"{operation.batch.name}-scores", {"logprobs.f32": flat}))
+                return await self._committed(work, held, self._measured({}))
+            case SaveState():
+                if operation.learner != held.learner:
+                    held.learner = operation.learner
+                    await self._holding.commit(policy, held)
+                return await self._save(policy, held)
+        raise EngineError(f"an update worker does not do {type(operation).__name__}")
+
+    async def _gradient(self, work: Work, held: Held, operation: ForwardBackward) -> Measured:
+        rows = await self._rows(operation.batch)
+        try:
+            measured = self._measured(await self._engine.forward_backward(work.policy, rows, operation.loss))
+        except Exception:  # what had accumulated may be gone, or half of this added to it
+            await self._holding.forget_gradient(work.policy, held)
+            raise
+        held.gradients.append(work.op)
+        return measured
+
+    async def _step(self, work: Work, held: Held, operation: OptimStep) -> Result:
+        if operation.gradients and list(operation.gradients) != held.gradients:
+            there, wanted = ", ".join(held.gradients) or "none", ", ".join(operation.gradients)
+            await self._holding.forget_gradient(work.policy, held)
+            raise NotHere(
+                f"the step needs the gradients of {wanted}, here are {there} since the last commit: do them again",
+                Lost.GRADIENT,
+            )
+        try:
+            measured = self._measured(await self._engine.optim_step(work.policy, operation.adam))
+        except Exception:
+            await self._holding.forget_gradient(work.policy, held)
+            raise
+        held.learner = operation.learner or held.learner
+        return await self._committed(work, held, measured)
+
+    async def _committed(self, work: Work, held: Held, result: Result) -> Result:
+        held.done[work.op] = result
+        await self._holding.commit(work.policy, held)
+        return result
+
+    async def _save(self, policy: PolicyName, held: Held) -> Saved:
+        """The committed state as a bundle; the one before is not needed any more."""
+        name = bundle_name(policy, f"state-{held.number:06d}")
+        saved = Saved(self._store.put(name, await self._holding.files(policy, held)))
+        before, self._saved[policy] = self._saved.get(policy, name), name
+        if before != name:
+            self._store.remove(before)
+        return saved
 
     async def _rows(self, batch: BlobRef) -> list[Row]:
         return decode_rows((await self._fetch(batch))[FILE])
@@ -93,7 +184,7 @@ class OperationWorker(Actor[Work | Release, None]):
         return Measured(tuple(Metric(name, float(value)) for name, value in numbers.items()))
 
     def _published(self, version: PolicyVersion, files: Files) -> Published:
-        return Published(version, self._keep(version_bundle(version), files))
+        return Published(version, self._store.put(version_bundle(version), files))
 
 
 def bundle_name(policy: PolicyName, what: str) -> str:

@@ -7,8 +7,19 @@ A batch of training rows is a bundle on the data plane (`tinker.protocol.batches
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from tinker.protocol.values import AdamSpec, BlobRef, LoraSpec, LossSpec, Metric, PolicyVersion
+from tinker.protocol.values import AdamSpec, BlobRef, LoraSpec, LossSpec, Metric, OpId, PolicyVersion
+
+
+class Lost(StrEnum):
+    """What an operation needed and its worker does not have (any more), so that whoever asked can bring it again."""
+
+    NOTHING = ""
+    GRADIENT = (
+        "gradient"  # accumulated after the last commit: do the `ForwardBackward`s of this step again, under new ids
+    )
+    POLICY = "policy"  # weights and optimizer: load a state that was saved, and go on from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +39,16 @@ class ForwardBackward:
 
 @dataclass(frozen=True, slots=True)
 class OptimStep:
-    """Apply the accumulated gradient once and clear it. Without a gradient nothing moves, not even by momentum."""
+    """Apply the accumulated gradient once and clear it. Without a gradient nothing moves, not even by momentum.
+
+    The worker commits weights, optimizer, result and `learner` together before it answers. `gradients` are the operations whose gradient
+    is to be applied: if they are not exactly what is accumulated, nothing moves (`Lost.GRADIENT`). (): whatever there is. `learner`: what
+    the learner must remember together with these weights.
+    """
 
     adam: AdamSpec
+    gradients: tuple[OpId, ...] = ()
+    learner: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +73,22 @@ class Rewind:
     adapter: BlobRef
 
 
-Operation = Attach | ForwardBackward | OptimStep | Publish | Score | Rewind
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Commit `learner` beside the policy's weights and optimizer, and keep all of it as a bundle."""
+
+    learner: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Go on from a saved state: attach the policy as it was, commit it, and publish its weights as `version`."""
+
+    state: BlobRef
+    version: int
+
+
+Operation = Attach | ForwardBackward | OptimStep | Publish | Score | Rewind | SaveState | LoadState
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +100,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Result of `Attach` and `Publish`: the new version as a PEFT directory."""
+    """Result of `Attach`, `LoadState` and `Publish`: the new version as a PEFT directory."""
 
     version: PolicyVersion
     adapter: BlobRef
@@ -80,4 +113,11 @@ class Scored:
     logprobs: BlobRef
 
 
-Result = Measured | Published | Scored
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Result of `SaveState`: a bundle for `LoadState`."""
+
+    state: BlobRef
+
+
+Result = Measured | Published | Scored | Saved

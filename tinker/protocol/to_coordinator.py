@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tinker.protocol.operations import Operation, Result
+from tinker.protocol.operations import Lost, Operation, Result
 from tinker.protocol.values import (
     AgentName,
     Edge,
@@ -284,10 +284,13 @@ class WorkerDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
+    """`lost`: what it lacks to do it."""
+
     run: RunId
     op: OpId
     worker: WorkerName
     reason: str
+    lost: Lost = Lost.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinker.protocol.operations import Result
+from tinker.protocol.operations import Lost, Result
 from tinker.protocol.values import (
     AgentName,
     Edge,
@@ -162,9 +162,12 @@ class OperationDone:
 
 @dataclass(frozen=True, slots=True)
 class OperationFailed:
+    """`lost`: what its worker lacks to do it."""
+
     run: RunId
     op: OpId
     reason: str
+    lost: Lost = Lost.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ import structlog
 from anyio.abc import TaskGroup
 
 from tinker.engines.engine import Engine, Files
+from tinker.pools.commits import Commits, MemoryCommits
+from tinker.pools.holding import Holding
 from tinker.pools.rollout import RolloutWorker
 from tinker.pools.update import OperationWorker, version_bundle
 from tinker.protocol import ToAny, ToTaskserver
@@ -83,7 +85,7 @@ DEFAULT_POOLS = (Pool(PoolKind.ROLLOUT, 1, 256), Pool(PoolKind.FORWARD), Pool(Po
 @dataclass(slots=True)
 class TaskServer:
     """Everything one task server needs; `serve` runs until it has drained, the coordinator is lost or the task is cancelled. `grace`:
-    seconds to drain."""
+    seconds to drain. `commits`: what its update workers have committed (by default it ends with the process)."""
 
     name: PeerName
     engine: Engine
@@ -98,6 +100,7 @@ class TaskServer:
     on_joined: Callable[[], None] = lambda: None
     grace: float = DRAIN
     patience: float = PATIENCE
+    commits: Commits = field(default_factory=MemoryCommits)
     _incarnation: int = 0
     _epoch: int = 0
     _fenced: bool = False
@@ -174,7 +177,8 @@ class TaskServer:
             return RolloutWorker(offer.capacity, self.engine, self._send, self._fetch, tasks)
 
         def operations() -> Actor[Any, Any]:
-            return OperationWorker(self.engine, self._send, self._fetch, self._keep)
+            holding = Holding(self.engine, self.commits, self.clock)
+            return OperationWorker(self.engine, self._send, self._fetch, self.store, holding)
 
         factory = rollout if offer.kind == PoolKind.ROLLOUT else operations
         worker = system.spawn(offer.name, factory, mailbox=MAILBOX, restart=Restart(times=3, within=60.0))
@@ -293,9 +297,6 @@ class TaskServer:
 
     async def _fetch(self, ref: BlobRef) -> Files:
         return await self.bulk.fetch(ref)
-
-    def _keep(self, name: str, files: Files) -> BlobRef:
-        return self.store.put(name, files)
 
 
 def _log_failure(name: str, error: Exception) -> None:
