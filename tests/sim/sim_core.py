@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from operator import is_
 from typing import Any
+from unittest import mock
 
 from sim_witness import Witness
 
 from coordinator.core.coordinator import Coordinator
 from coordinator.core.rounds import KEPT
-from coordinator.core.run import STORED
+from coordinator.core.run import STORED, Run
+from coordinator.core.turns import Turns
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.to_any import Refused
 from tinker.protocol.to_host import Missing, Opened, TurnRefused
@@ -98,3 +105,54 @@ class WatchedCore(Coordinator):
         missing = [worker for worker in waited if (worker, version) not in account.loaded]
         if missing:
             self.witness.broken.append(f"I1 {message.phase} {message.edge} opens, {missing} never loaded {version}")
+
+
+@contextmanager
+def looked_at_when_changed() -> Iterator[None]:
+    """While it is entered, runs and turns are looked at again only if something of them is not what it was when all was well."""
+
+    def of_run(run: Run) -> list[object]:
+        return _parts(run)
+
+    def of_turns(turns: Turns, runs: dict[Any, Run]) -> list[object]:
+        return [*_parts(turns), *(part for run in runs.values() for part in (run.rounds, run.versions))]
+
+    with (
+        mock.patch.object(Run, "violations", _when_changed(Run.violations, of_run)),
+        mock.patch.object(Turns, "violations", _when_changed(Turns.violations, of_turns)),
+    ):
+        yield
+
+
+def _parts(owner: Any) -> list[object]:
+    """Its fields as they are now: frozen values, and what is in containers."""
+    parts: list[object] = []
+    for name in _fields(type(owner)):
+        value = getattr(owner, name)
+        if isinstance(value, dict):
+            parts += value.keys()
+            parts += value.values()
+        else:
+            parts.append(value)
+    return parts
+
+
+@cache
+def _fields(owner: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(owner))
+
+
+def _when_changed(look: Callable[..., list[str]], state: Callable[..., list[object]]) -> Callable[..., list[str]]:
+    seen: dict[int, tuple[object, list[object]]] = {}  # by identity; the owner is kept, so that no other gets its place
+
+    def violations(owner: Any, *arguments: Any) -> list[str]:
+        now = state(owner, *arguments)
+        before = seen.get(id(owner), (None, None))[1]
+        if before is not None and len(before) == len(now) and all(map(is_, before, now)):
+            return []
+        found = look(owner, *arguments)
+        if not found:
+            seen[id(owner)] = owner, now
+        return found
+
+    return violations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +150,7 @@ def simulated_disks(disks: Disks) -> Iterator[None]:
         mock.patch.object(local, "Tokenizer", SimpleNamespace(from_bundle=shared_tokenizer)),
         mock.patch.object(local, "run_id", lambda path: RunId(path.name)),
         mock.patch.object(local.os, "getpid", lambda: 1),
+        mock.patch.object(local.tempfile, "TemporaryDirectory", lambda **_: nullcontext("spool")),
         mock.patch.object(training, "write_recordings", keep_recordings),
     ):
         yield

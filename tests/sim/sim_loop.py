@@ -119,13 +119,14 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._turns > TURNS:
             self._turns = 0
             raise Livelock(f"{TURNS} turns of the loop at {self._now:.3f} s; waiting:\n{self.waiting()}")
-        batch = list(ready)
-        ready.clear()
-        if len(batch) > 1:
-            batch.sort(key=_birth)
+        if len(ready) == 1:
+            batch = [ready.popleft()]
+        else:
+            batch = sorted(ready, key=_birth)
+            ready.clear()
             self._order.shuffle(batch)
         for handle in batch:
-            if handle.cancelled():
+            if handle._cancelled:  # type: ignore[attr-defined]
                 continue
             if self._frozen:
                 kept = self._frozen.get(_life(handle).process)

@@ -54,7 +54,7 @@ class SimNetwork:
         self.weather = Weather()
         self.sent = sent
         self.arrived = arrived
-        self.digest = hashlib.sha256()
+        self.digest = hashlib.blake2b(digest_size=8)
         self.did: Counter[str] = Counter()
         self.cuts: set[tuple[str, str]] = set()
         self.dead: set[str] = set()
@@ -116,7 +116,7 @@ class SimNetwork:
 
     def trace(self, sender: str, receiver: str, data: bytes, what: str) -> None:
         now = self.loop.time()
-        self.digest.update(f"{now!r} {sender} {receiver} {what} ".encode())
+        self.digest.update(b"%a %a %a %a" % (now, sender, receiver, what))
         self.digest.update(data)
         self.story.append((now, sender, receiver, data, what))
 
