@@ -45,9 +45,9 @@ async def replay(recording: Recording, scenario: Scenario, *, deadline: float = 
     episode, fault = await play_with_fault(scenario, players, ReplayTurns(players), play)
     if isinstance(fault, ReplayMismatch):
         raise fault
-    _verify_ended(recording, episode, broken_off=bool(open_asks))
-    _verify_lines(recording.lines, episode.recording.lines)
-    _verify_scores(recording, episode)
+    expected = replace(recording, ended=Ended.DROPPED) if open_asks else recording
+    if mismatch := first_difference(expected, episode.recording):
+        raise mismatch
     return replace(episode, ended=recording.ended, recording=recording)
 
 
@@ -81,33 +81,25 @@ def _max_turns(recording: Recording) -> int:
     return turns if recording.reason.startswith("max_turns:") else turns + 1
 
 
-def _verify_ended(recording: Recording, episode: Episode, *, broken_off: bool) -> None:
-    expected = Ended.DROPPED if broken_off else recording.ended
-    if episode.ended is not expected:
-        last = recording.lines[-1].turn if recording.lines else 0
-        raise ReplayMismatch(
-            "(table)",
-            last,
-            f"an episode that {recording.ended.value}, {recording.reason!r}",
-            f"one that {episode.ended.value}, {episode.recording.reason!r}",
-        )
-
-
-def _verify_lines(expected: tuple[Line, ...], got: tuple[Line, ...]) -> None:
-    for index in range(max(len(expected), len(got))):
-        recorded = replace(expected[index], ids=PackedIds(b"")) if index < len(expected) else None
-        replayed = got[index] if index < len(got) else None
-        if recorded != replayed:
-            at = recorded or replayed
-            raise ReplayMismatch(at.seat if at else "(table)", at.turn if at else 0, _shown(recorded), _shown(replayed))
-
-
-def _verify_scores(recording: Recording, episode: Episode) -> None:
-    expected, got = dict(recording.scores), dict(episode.scores)
+def first_difference(recording: Recording, again: Recording) -> ReplayMismatch | None:
+    """Where two playings of one episode part: a line (token ids aside), how it ended, or a score."""
+    for index in range(max(len(recording.lines), len(again.lines))):
+        one, other = (each.lines[index] if index < len(each.lines) else None for each in (recording, again))
+        if _said(one) != _said(other) and (at := one or other):
+            return ReplayMismatch(at.seat, at.turn, _shown(one), _shown(other))
     last = recording.lines[-1].turn if recording.lines else 0
-    for seat in sorted({*expected, *got}):
-        if expected.get(seat) != got.get(seat):
-            raise ReplayMismatch(seat, last, f"score {expected.get(seat)}", f"score {got.get(seat)}")
+    if recording.ended is not again.ended:
+        ends = (f"an episode that {each.ended.value}, {each.reason!r}" for each in (recording, again))
+        return ReplayMismatch("(table)", last, *ends)
+    scores, others = dict(recording.scores), dict(again.scores)
+    for seat in sorted({*scores, *others}):
+        if scores.get(seat) != others.get(seat):
+            return ReplayMismatch(seat, last, f"score {scores.get(seat)}", f"score {others.get(seat)}")
+    return None
+
+
+def _said(line: Line | None) -> Line | None:
+    return replace(line, ids=PackedIds(b"")) if line else None
 
 
 def _shown(line: Line | None) -> str:

@@ -75,6 +75,7 @@ class Scenario:
     evaluations: tuple[Evaluation, ...] = ()
     headline: str = ""
     baselines: Mapping[str, ScriptedFunction] = field(default_factory=dict)
+    private: tuple[str, ...] = ()
 
     def bind(self, params: Mapping[str, object]) -> dict[str, object]:
         """Every parameter with its given or default value; ScenarioError names what is unknown or ill-typed, and what is allowed."""
@@ -95,11 +96,13 @@ def scenario(
     evaluations: Sequence[Evaluation] = (),
     headline: str = "",
     baselines: Mapping[str, ScriptedFunction] | None = None,
+    private: Sequence[str] = (),
 ) -> Callable[[ScenarioFunction], Scenario]:
     """Declare an `async def (table, *, parameter: type = default) -> Scores` as a scenario with these seats, in this order.
 
     `version` rises whenever the rules change, because a recording replays only under the rules that made it. `retries`: how often
-    a seat may try again after a reply that did not parse. `name`: the function's name unless given.
+    a seat may try again after a reply that did not parse. `name`: the function's name unless given. `private`: seats that are shown
+    something before they first act that no other seat may see; `opentinker check` looks for leaks.
     """
 
     def declare(function: ScenarioFunction) -> Scenario:
@@ -120,11 +123,14 @@ def scenario(
             evaluations=tuple(evaluations),
             headline=headline,
             baselines=dict(baselines or {}),
+            private=tuple(private),
         )
         _check_seats(owner, seats)
         _check_numbers(owner, declared)
         _check_evaluations(owner, declared)
         _check_players(f"{owner}: baselines", declared.baselines, seats)
+        for seat in declared.private:
+            _check_seat(f"{owner}: private", seat, seats)
         return declared
 
     return declare
@@ -181,11 +187,13 @@ def _check_evaluations(owner: str, declared: Scenario) -> None:
 
 def _check_players(place: str, players: Mapping[str, ScriptedFunction], seats: Sequence[str]) -> None:
     for seat, player in players.items():
-        if seat not in seats:
-            raise ScenarioError(
-                f"{place} names the seat {seat!r}{closest(seat, seats)}; the seats are {', '.join(seats)}"
-            )
+        _check_seat(place, seat, seats)
         if not callable(player):
             raise ScenarioError(
                 f"{place}: the player of {seat!r} is {player!r}; expected a function (heard, prompt, rng) -> str"
             )
+
+
+def _check_seat(place: str, seat: str, seats: Sequence[str]) -> None:
+    if seat not in seats:
+        raise ScenarioError(f"{place} names the seat {seat!r}{closest(seat, seats)}; the seats are {', '.join(seats)}")

@@ -29,6 +29,7 @@ from scenarios.table import Table
         Evaluation("perfect-guesser", episodes=32, measure="success", opponents={"guesser": binary_search}),
     ),
     headline="success",
+    private=("hinter",),
     baselines={"hinter": honest_hinter, "guesser": binary_search},
 )
 async def guess(table: Table, *, secret_max: int = 7, tries: int = 3) -> Scores:

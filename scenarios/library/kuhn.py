@@ -33,6 +33,7 @@ def against(name: str, opponent: ScriptedFunction) -> tuple[Evaluation, ...]:
     },
     evaluations=(*against("equilibrium", equilibrium_kuhn), *against("random", random_kuhn)),
     headline="showdown",
+    private=("alpha", "beta"),
     baselines={"alpha": equilibrium_kuhn, "beta": equilibrium_kuhn},
 )
 async def kuhn(table: Table) -> Scores:
