@@ -89,8 +89,8 @@ def first_difference(recording: Recording, again: Recording) -> ReplayMismatch |
             return ReplayMismatch(at.seat, at.turn, _shown(one), _shown(other))
     last = recording.lines[-1].turn if recording.lines else 0
     if recording.ended is not again.ended:
-        ends = (f"an episode that {each.ended.value}, {each.reason!r}" for each in (recording, again))
-        return ReplayMismatch("(table)", last, *ends)
+        ended = [f"that {each.ended.value}, {each.reason!r}" for each in (recording, again)]
+        return ReplayMismatch("(table)", last, f"an episode {ended[0]}", f"one {ended[1]}")
     scores, others = dict(recording.scores), dict(again.scores)
     for seat in sorted({*scores, *others}):
         if scores.get(seat) != others.get(seat):
