@@ -28,6 +28,7 @@ from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 RULES = 3  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
+BY_HOST = "its learner host has ended it"
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
 
 
@@ -124,17 +125,17 @@ class Coordinator:
     def _handle(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
         stopped = self.ended.get((_run_of(message), peer)) if self.ended else None
         if stopped:  # it may have missed that
-            return [(peer, RunStopped(_run_of(message), stopped))]
+            return [(peer, RunStopped(_run_of(message), stopped, stopped == BY_HOST))]
         match message:
             case said.OpenTurn():
                 run = self.runs.get(message.turn.run)
-                if run is None or run.host != peer:
+                if run is None or peer not in run.dealing.hosts:
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, _no_run(peer, message.turn.run)))]
                 if self.draining and not self.turns.knows(message.turn):
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, self.draining))]
-                return self.turns.open(run, message, now)
+                return self.turns.open(run, peer, message, now)
             case said.Generated() if message.turn.run in self.runs:
                 return self.turns.acted(self.runs[message.turn.run], message, now)
             case said.GenerateFailed() if message.turn.run in self.runs:
@@ -168,7 +169,21 @@ class Coordinator:
                     self.ended[message.run, peer] = ""
                     return []
                 self._own(peer, message.run)
-                return self._end(message.run)
+                return self._end(message.run, BY_HOST)
+            case said.Enlist():
+                return self._enlist(peer, message)
+            case said.Retire():
+                self._playing(peer, message.run).dealing.retire(peer)
+                return []
+            case said.InHand():
+                return self._playing(peer, message.run).dealing.in_hand(peer, message.deals)
+            case said.Played():
+                run = self._playing(peer, message.run)
+                sends = run.played(peer, message)
+                if sends is None:
+                    self.counts["late episodes"] += len(message.episodes)
+                    return run.not_yours(peer, message)
+                return sends
             case said.Bye():
                 return self.lose(peer, f"it left: {message.reason}", now)
             case said.Heartbeat():
@@ -242,18 +257,34 @@ class Coordinator:
             return [(host, admitted)]
         return []
 
-    def _end(self, run_id: RunId) -> Sends:
-        """Free everything that belongs to the run."""
+    def _end(self, run_id: RunId, reason: str) -> Sends:
+        """Free everything that belongs to the run. Its further hosts are told."""
         run = self.runs.pop(run_id)
         self.ended[run_id, run.host] = ""
-        sends = self.turns.clear_run(run)
+        self.ended |= {(run_id, host): reason for host in run.dealing.further()}
+        sends = self.turns.clear_run(run) + run.farewell(reason, reason == BY_HOST)
         return sends + [(server, Release(run_id)) for server in run.servers()]
 
     def _stop(self, run_id: RunId, reason: str) -> Sends:
         host = self.runs[run_id].host
-        sends = self._end(run_id)
+        sends = self._end(run_id, reason)
         self.ended[run_id, host] = reason
         return [*sends, (host, RunStopped(run_id, reason))]
+
+    def _enlist(self, peer: PeerName, message: said.Enlist) -> Sends:
+        """A further host plays with, or waits with the run in the queue."""
+        if message.run in self.queue:
+            return [(peer, Queued(message.run, self._why_queued(self.queue[message.run][0])))]
+        if message.run not in self.runs:
+            there = ", ".join(sorted({*self.runs, *self.queue})) or "none"
+            raise ValueError(f"there is no run {message.run!r} here; there are: {there}")
+        return self.runs[message.run].enlist(peer, message)
+
+    def _playing(self, peer: PeerName, run_id: RunId) -> Run:
+        run = self.runs.get(run_id)
+        if run is None or peer not in run.dealing.hosts:
+            raise ValueError(f"{peer} plays nothing of run {run_id!r}; enlist first")
+        return run
 
     def _own(self, peer: PeerName, run_id: RunId) -> Run:
         run = self.runs.get(run_id)
@@ -273,11 +304,21 @@ class Coordinator:
         for worker in hello.workers:
             sends += self._worker_lost(worker.name, f"task server {peer} is gone ({reason})", now)
         for run_id in [run_id for run_id, run in self.runs.items() if run.host == peer]:
-            sends += self._end(run_id)
+            lost = f"its learner host {peer} is gone ({reason})"
+            sends += self._end(run_id, f"{lost}; what it had finished lies in its run directory, submit a new run")
+        for run in self.runs.values():
+            sends += self._host_lost(run, peer)
         self.ended = {key: why for key, why in self.ended.items() if key[1] != peer}
         self.queue = {run_id: queued for run_id, queued in self.queue.items() if queued[1] != peer}
         self.roster = members.leave(self.roster, peer)
         return [(to, message) for to, message in sends if to != peer]
+
+    def _host_lost(self, run: Run, host: PeerName) -> Sends:
+        """What a further host had in hand is played again by others, from the start of each episode."""
+        again, dealt = run.dealing.lose(host)
+        if again:
+            self.counts["episodes dealt again"] += len(again)
+        return [send for episode in again for send in self.turns.clear(run, episode)] + dealt
 
     def _worker_lost(self, worker: WorkerName, reason: str, now: float) -> Sends:
         sends = self._out_of_service(worker, reason, now)
@@ -377,6 +418,8 @@ def _run_of(message: said.ToCoordinator) -> RunId:
         case said.OpenTurn():
             return message.turn.run
         case said.Arrive() | said.Arrivals() | said.EpisodeEnded() | said.Operate() | said.EndRun():
+            return message.run
+        case said.Enlist() | said.Retire() | said.InHand() | said.Played():
             return message.run
     return RunId("")
 

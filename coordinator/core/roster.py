@@ -24,7 +24,9 @@ OfWorker = (
     | said.WorkerFailed
     | said.WorkerLost
 )
-OfHost = said.Submit | said.Arrive | said.Arrivals | said.OpenTurn | said.EpisodeEnded | said.Operate | said.EndRun
+OfLearnerHost = said.Submit | said.Arrive | said.Arrivals | said.EpisodeEnded | said.Operate | said.EndRun
+OfFurtherHost = said.Enlist | said.Retire | said.Played
+OfHost = OfLearnerHost | OfFurtherHost | said.OpenTurn | said.InHand
 OfAnybody = said.Hello | said.Heartbeat | said.Bye
 OF_WORKER = frozenset(get_args(OfWorker))
 CALLS = {

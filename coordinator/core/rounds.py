@@ -315,7 +315,7 @@ def _check(spec: RunSpec) -> None:
         raise ValueError(f"a run needs at least one agent, each name once; it has {names}")
     if len(set(policies)) != len(policies):
         raise ValueError(f"each agent needs a policy of its own; the policies are {policies}")
-    for what in ("rounds", "groups", "group_size"):
+    for what in ("rounds", "groups", "group_size", "capacity"):
         if getattr(spec, what) < 1:
             raise ValueError(f"{what} is {getattr(spec, what)}; it must be at least 1")
     ordered = [agent for group in spec.update_order for agent in group]

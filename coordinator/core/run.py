@@ -4,6 +4,7 @@ A `Run` mutates itself but is otherwise pure: the same calls give the same state
 sent, as (receiver, message); receivers are peers' names.
 
 Invariants (checked by `violations`): those of the parts, and
+- P0 the groups of a phase hold exactly the episodes that are not accounted for;
 - P1 an operation has one outcome (I7); its worker is asked again whenever its host asks again, and does it once;
 - P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more; when
   an agent is left out, what moves its weights is fenced: it has failed, whatever its worker says later, and nothing is published;
@@ -16,9 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.core import bounds
+from coordinator.core import dealing as deals
 from coordinator.core import rounds as rnd
 from coordinator.core import updates as upd
 from coordinator.core import versions as ver
+from coordinator.core.dealing import Dealing, Hand
+from coordinator.core.dealing import Sends as Sends
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.updates import GateRefused, Updates
 from coordinator.core.versions import Versions
@@ -35,9 +39,20 @@ from tinker.protocol.operations import (
     Score,
     Scored,
 )
-from tinker.protocol.to_coordinator import Arrivals, Arrive, Held, Loaded, Operate, RunSpec, WorkerDone, WorkerFailed
-from tinker.protocol.to_host import Admitted, OperationDone, OperationFailed, Play
-from tinker.protocol.to_taskserver import Load, Unload, Work
+from tinker.protocol.to_coordinator import (
+    Arrivals,
+    Arrive,
+    Enlist,
+    Held,
+    Loaded,
+    Operate,
+    Played,
+    RunSpec,
+    WorkerDone,
+    WorkerFailed,
+)
+from tinker.protocol.to_host import Admitted, Enlisted, OperationDone, OperationFailed, RunStopped, Settled
+from tinker.protocol.to_taskserver import Discard, Load, Unload, Work
 from tinker.protocol.values import (
     BASE,
     AgentName,
@@ -49,17 +64,18 @@ from tinker.protocol.values import (
     Phase,
     PolicyVersion,
     RunId,
+    TurnId,
     WorkerName,
 )
 
 STORED = 256  # finished operations whose result is kept for a repeated request
 
-Sends = list[tuple[PeerName, object]]
-
 
 @dataclass(slots=True)
 class Run:
-    """`host`: who submitted it and learns. `owners`: which task server each of its workers belongs to. `admitted`: what the
+    """`host`: who submitted it and learns; `dealing`: who plays.
+
+    `owners`: which task server each of its workers belongs to. `admitted`: what the
     host was told. `noticed`: when it was last told (or could see) who the barrier waits for. `since`: when the run
     began to gather at this barrier. `fenced`: agents whose weights may be those of an update they were left out of."""
 
@@ -77,6 +93,10 @@ class Run:
     noticed: float = 0.0
     since: float = 0.0
     updates: Updates = Updates(RunId(""))
+    dealing: Dealing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dealing = Dealing(self.spec.run, self.host, {self.host: Hand(self.spec.capacity)})
 
     @property
     def model(self) -> str:
@@ -136,14 +156,16 @@ class Run:
         """An episode has ended. One that was accounted for before changes nothing; the end of its phase is told again."""
         if episode not in self.rounds.unaccounted:
             return self._moved(self.rounds, rnd.accounted(self.rounds, episode), now)
-        return self._moved(*rnd.account(self.rounds, episode, ended, now), now)
+        dealt = self.dealing.account(episode)
+        return dealt + self._moved(*rnd.account(self.rounds, episode, ended, now), now)
 
     def leave_out(self, now: float) -> Sends:
         """The present barrier opens without whoever is missing, and the updates of those are fenced. Where updates overlap rollouts, an
         agent that is missing is busy with an update of an earlier round, which goes on."""
         out = {AgentName(name) for name in self.rounds.barrier.missing} if not self.updates.overlap else set()
         self.fenced |= out.intersection(self.rounds.order.admitted)
-        sends = self._moved(*rnd.leave_out(self.rounds, now), now)
+        sends = self.dealing.drop() if not self.rounds.of_agents else []
+        sends += self._moved(*rnd.leave_out(self.rounds, now), now)
         for op, (asked, _) in tuple(self.pending.items()):
             if asked.agent in out and _moves(asked):
                 reason = f"{asked.agent} was left out: its update had not ended by the deadline; its version stays what it is"
@@ -161,6 +183,47 @@ class Run:
             return f"run {self.spec.run} has no policy {policy.policy!r}"
         bound = self.rounds.versions.get(agent, 0)
         return "" if bound == policy.version else f"{policy} was asked for, this round plays {policy.policy}@{bound}"
+
+    # --- further hosts ---
+
+    def enlist(self, peer: PeerName, message: Enlist) -> Sends:
+        """It plays from now on. ValueError if its scenario is another one. Said again, it is answered again."""
+        if message.capacity < 1:
+            raise ValueError(f"{peer} would play {message.capacity} episodes at once; it must be at least 1")
+        if peer == self.host:
+            raise ValueError(f"{peer} is the learner host of run {self.spec.run!r}; it plays already")
+        if message.scenario != self.spec.scenario:
+            raise ValueError(f"run {self.spec.run!r} plays {self.spec.scenario!r}, {peer} has {message.scenario!r}")
+        other = deals.disagreement(self.spec.terms, message.terms)
+        if other:
+            raise ValueError(
+                f"{peer} has another {self.spec.scenario!r} than run {self.spec.run!r}: its {other}; start it with the run's"
+            )
+        told = self.admitted
+        enlisted = Enlisted(
+            self.spec.run, self.host, self.spec.setup, told.model, told.tokenizer, told.data, told.machine
+        )
+        return [(peer, enlisted), *self.dealing.join(peer, message.capacity)]
+
+    def played(self, peer: PeerName, message: Played) -> Sends | None:
+        """A further host has played some. None: the deal is not its own (any more), which it is told by whoever counts that."""
+        return self.dealing.played(peer, message.deal, message.episodes, message.bundle)
+
+    def not_yours(self, peer: PeerName, message: Played) -> Sends:
+        return [(peer, Settled(self.spec.run, (message.deal,)))]
+
+    def farewell(self, reason: str, finished: bool) -> Sends:
+        """What further hosts hear when the run is over."""
+        return [(host, RunStopped(self.spec.run, reason, finished)) for host in self.dealing.further()]
+
+    def may_play(self, peer: PeerName, turn: TurnId) -> str:
+        """Why this host may not open this turn ("": it may, or the gate has more to say)."""
+        if peer not in self.dealing.hosts:
+            return f"{peer} plays nothing of run {self.spec.run!r}"
+        host, attempt = self.dealing.holder(turn.episode)
+        if host and (host, attempt) != (peer, turn.attempt):
+            return f"episode {turn.episode} is not {peer}'s to play (any more)"
+        return ""
 
     def operate(self, message: Operate) -> Sends:
         """Send the operation to its worker (a repeated one too: it does it once), answer it from the store, or refuse it."""
@@ -316,9 +379,7 @@ class Run:
         sends: Sends = []
         for effect in effects:
             if isinstance(effect, Begin):
-                for number, group in enumerate(effect.groups):
-                    play = Play(self.spec.run, after.round, after.phase, number, group)
-                    sends.append((self.host, play))
+                sends += self._discarded(effect.groups[0][0]) + self.dealing.begin(effect.groups, self._bound())
             else:
                 sends.append((self.host, effect))
         onward = self.updates.overlap and (after.at != before.at or after.finished != before.finished)
@@ -328,6 +389,17 @@ class Run:
         if onward or before.phase == Phase.UPDATE != after.phase:
             sends += self._retired()
         return sends
+
+    def _bound(self) -> tuple[PolicyVersion, ...]:
+        """What each policy plays with in this phase."""
+        return tuple(PolicyVersion(each.policy, self.rounds.versions.get(each.name, 0)) for each in self.spec.agents)
+
+    def _discarded(self, first: EpisodeId) -> Sends:
+        """This episode's phase begins: what further hosts left on the data plane in the one before is in the learner host's hands."""
+        dealing, server = self.dealing, self.owners.get(self.updater)
+        if not dealing.bundles or server is None or (first.round, first.phase) == (dealing.round, dealing.phase):
+            return []
+        return [(server, Discard(self.spec.run, dealing.round, dealing.phase))]
 
     def _retired(self) -> Sends:
         self.versions, old = ver.retire(self.versions, bounds.oldest(self.rounds, self.updates, self.versions))
@@ -343,7 +415,9 @@ class Run:
         moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}
         if moving - self._updating():
             found.append("P2")
-        return found
+        if self.dealing.where.keys() != self.rounds.unaccounted:
+            found.append("P0")
+        return found + self.dealing.violations()
 
 
 def _moves(asked: Operate) -> bool:

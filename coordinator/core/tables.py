@@ -63,9 +63,10 @@ class Table:
     turn: Turn | None = None
     closed: TurnClosed | None = None
     sticky: Mapping[SeatName, WorkerName] = field(default_factory=dict)
+    attempt: int = 0
 
     def id(self, number: int) -> TurnId:
-        return TurnId(self.run, self.episode, number)
+        return TurnId(self.run, self.episode, number, self.attempt)
 
 
 _table, _turn, _admission, _result = maker(Table), maker(Turn), maker(Admission), maker(SeatResult)
@@ -95,9 +96,8 @@ def open_turn(table: Table, message: OpenTurn, now: float) -> Table:
             f"turn {number} has the deadline {message.deadline}; it must be a positive, finite number of seconds"
         )
     admissions = tuple([_admission(request) for request in message.requests])
-    return _table(
-        table.run, table.episode, _turn(number, now + message.deadline, admissions), table.closed, table.sticky
-    )
+    turn = _turn(number, now + message.deadline, admissions)
+    return _table(table.run, table.episode, turn, table.closed, table.sticky, table.attempt)
 
 
 def place(table: Table, workers: Mapping[SeatName, WorkerName]) -> Table:
@@ -114,12 +114,13 @@ def place(table: Table, workers: Mapping[SeatName, WorkerName]) -> Table:
     for seat, worker in workers.items():
         if sticky.get(seat) != worker:
             sticky = {**sticky, seat: worker}
-    return _table(table.run, table.episode, _turn(turn.number, turn.deadline, tuple(seats)), table.closed, sticky)
+    turn = _turn(turn.number, turn.deadline, tuple(seats))
+    return _table(table.run, table.episode, turn, table.closed, sticky, table.attempt)
 
 
 def act(table: Table, answer: Generated) -> tuple[Table, TurnClosed | None]:
     """A worker's answer is in; the closed turn if it was the last. GateError for an answer nobody waits for, or of another version."""
-    if table.turn is None or answer.turn.number != table.turn.number:
+    if table.turn is None or answer.turn.number != table.turn.number or answer.turn.attempt != table.attempt:
         raise GateError(f"late answer of {answer.worker} for turn {answer.turn.number}")
     admission = table.turn.admission(answer.seat)
     if admission is None or admission.result is not None or admission.worker != answer.worker:
@@ -151,7 +152,7 @@ def fail(
     table: Table, turn: TurnId, seat: SeatName, worker: WorkerName, reason: str
 ) -> tuple[Table, TurnClosed | None]:
     """The worker could not answer: the request is nowhere again, or the seat forfeits when its attempts are spent."""
-    admission = table.turn.admission(seat) if table.turn and table.turn.number == turn.number else None
+    admission = table.turn.admission(seat) if table.turn and table.id(table.turn.number) == turn else None
     if admission is None or admission.result is not None or admission.worker != worker:
         return table, None
     failed = (*admission.failed, worker)
@@ -192,7 +193,8 @@ def _amend(table: Table, seat: SeatName, change: Callable[[Admission], Admission
 def _with(table: Table, turn: Turn, before: Admission, after: Admission) -> Table:
     """Every answer comes through here, so the values are built by hand: `replace` takes five times as long."""
     seats = tuple([after if each is before else each for each in turn.seats])
-    return _table(table.run, table.episode, _turn(turn.number, turn.deadline, seats), table.closed, table.sticky)
+    turn = _turn(turn.number, turn.deadline, seats)
+    return _table(table.run, table.episode, turn, table.closed, table.sticky, table.attempt)
 
 
 def _forfeit(table: Table, seat: SeatName, reason: str) -> Table:
@@ -213,7 +215,7 @@ def _close(table: Table) -> tuple[Table, TurnClosed | None]:
     if len(results) < len(table.turn.seats):
         return table, None
     closed = TurnClosed(table.id(table.turn.number), results)
-    return _table(table.run, table.episode, None, closed, table.sticky), closed
+    return _table(table.run, table.episode, None, closed, table.sticky, table.attempt), closed
 
 
 def violations(table: Table) -> list[str]:

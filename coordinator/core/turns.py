@@ -3,7 +3,8 @@
 Invariants (checked by `violations`): those of each table, and
 - U1 `in_flight` counts exactly the requests that are placed at a worker and not answered yet;
 - U2 no table outlives its episode;
-- U3 no request waits for a worker while one serves its version (the gate has no lost wake-up).
+- U3 no request waits for a worker while one serves its version (the gate has no lost wake-up);
+- U4 a table is of the attempt that its episode's group is dealt under.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tinker.protocol.making import maker
 from tinker.protocol.to_coordinator import Generated, GenerateFailed, OpenTurn, SeatRequest
 from tinker.protocol.to_host import TurnClosed, TurnRefused
 from tinker.protocol.to_taskserver import Cancel, Forget, Generate
-from tinker.protocol.values import EpisodeId, RunId, SeatName, TurnId, WorkerName
+from tinker.protocol.values import EpisodeId, PeerName, RunId, SeatName, TurnId, WorkerName
 
 Key = tuple[RunId, EpisodeId]
 
@@ -33,24 +34,25 @@ class Turns:
     tables: dict[Key, Table] = field(default_factory=dict)
     in_flight: Counter[WorkerName] = field(default_factory=Counter)
 
-    def open(self, run: Run, message: OpenTurn, now: float) -> Sends:
+    def open(self, run: Run, peer: PeerName, message: OpenTurn, now: float) -> Sends:
         """Admit the seats and send their requests; a repeated message gets the stored answer; else `TurnRefused`."""
         episode = message.turn.episode
         key = (run.spec.run, episode)
-        table = self.tables.get(key) or Table(run.spec.run, episode)
-        refusal = next(filter(None, (run.admits(episode, each.policy) for each in message.requests)), "")
+        table = self.tables.get(key) or Table(run.spec.run, episode, attempt=message.turn.attempt)
+        refusal = run.may_play(peer, message.turn)
+        refusal = refusal or next(filter(None, (run.admits(episode, each.policy) for each in message.requests)), "")
         try:
             after = table if refusal else gate.open_turn(table, message, now)
         except GateError as error:
             refusal = str(error)
         if refusal:
             self.counts["refused OpenTurn"] += 1
-            return [(run.host, TurnRefused(message.turn, refusal))]
+            return [(peer, TurnRefused(message.turn, refusal))]
         if after is table:  # a repeated message: the stored answer, or the requests again if the turn is open
             self.counts["repeated OpenTurn"] += 1
             stored = table.closed
             closed = stored is not None and stored.turn == message.turn
-            return [(run.host, stored)] if closed else self._ask_again(run, table, now)
+            return [(peer, stored)] if closed else self._ask_again(run, table, now)
         self.counts["turns"] += 1
         return self._place(run, key, after, now)
 
@@ -87,7 +89,7 @@ class Turns:
             return []
         self.counts["failed requests"] += 1
         self._answered(message.worker)
-        return ([(run.host, closed)] if closed else []) + self._place(run, key, after, now)
+        return ([(run.dealing.holder(key[1])[0], closed)] if closed else []) + self._place(run, key, after, now)
 
     def clear(self, run: Run, episode: EpisodeId) -> Sends:
         """The episode is over: nobody waits for its requests, its caches may go."""
@@ -173,7 +175,7 @@ class Turns:
 
     def _store(self, run: Run, key: Key, table: Table, closed: TurnClosed | None) -> Sends:
         self.tables[key] = table
-        return [(run.host, closed)] if closed is not None else []
+        return [(run.dealing.holder(key[1])[0], closed)] if closed is not None else []
 
     def _answered(self, worker: WorkerName) -> None:
         self.in_flight[worker] -= 1
@@ -194,6 +196,8 @@ class Turns:
             if run_id not in runs or episode not in runs[run_id].rounds.unaccounted:
                 found.append("U2 a table outlives its episode")
                 continue
+            if runs[run_id].dealing.holder(episode)[1] != table.attempt:
+                found.append("U4 a table of a host that was lost")
             nowhere = [each.request.policy for each in table.turn.waiting if each.worker is None] if table.turn else []
             if any(runs[run_id].versions.serving(policy) for policy in nowhere):
                 found.append("U3 a request waits although a worker serves its version")

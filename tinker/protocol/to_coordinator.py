@@ -8,6 +8,8 @@ from enum import StrEnum
 from tinker.protocol.operations import Lost, Operation, Result
 from tinker.protocol.values import (
     AgentName,
+    BlobRef,
+    Dealt,
     Edge,
     Ended,
     EpisodeId,
@@ -25,6 +27,7 @@ from tinker.protocol.values import (
     RunId,
     Sampling,
     SeatName,
+    Term,
     TurnId,
     WorkerName,
 )
@@ -130,6 +133,8 @@ class RunSpec:
     every `evaluate_every`-th round (0: never) and the last one, and precedes round 1 as the only phase of round 0.
     `update_order`: groups of agents that update together, one group after the other; () means all together.
     `barriers`: those that have a deadline, each once; the others wait as long as it takes.
+    `capacity`: episodes that the learner host plays at once. `terms`: what further hosts must agree to; `setup`: what they need to
+    play, which the coordinator hands on unread.
     """
 
     run: RunId
@@ -144,6 +149,9 @@ class RunSpec:
     model: str = ""  # digest or name of the base model it needs; "": whatever there is
     turn_deadline: float = 120.0
     barriers: tuple[BarrierRule, ...] = ()
+    capacity: int = 256
+    terms: tuple[Term, ...] = ()
+    setup: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +238,42 @@ class EndRun:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Enlist:
+    """I am a further host of this run: I play `capacity` of its episodes at once, and learn nothing. Answered by `Enlisted`, or by `Queued`
+    while the run waits. `terms`: what my scenario is; a run of another one refuses me."""
+
+    run: RunId
+    scenario: str
+    capacity: int
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Deal me nothing more of this run; what I have in hand I play to its end."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """What I was dealt and am not done with. Whatever else I should have is told again (`Play`), whatever I should not is `Settled`."""
+
+    run: RunId
+    deals: tuple[Dealt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A further host has played these episodes of what it was dealt; they lie in `bundle`. Said again until the deal is settled."""
+
+    run: RunId
+    deal: Dealt
+    episodes: tuple[EpisodeId, ...]
+    bundle: BlobRef
+
+
 # --- from task servers ---
 
 
@@ -312,6 +356,10 @@ ToCoordinator = (
     | EpisodeEnded
     | Operate
     | EndRun
+    | Enlist
+    | Retire
+    | InHand
+    | Played
     | Generated
     | GenerateFailed
     | Loaded

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tinker.protocol.operations import Lost, Result
 from tinker.protocol.values import (
     AgentName,
+    BlobRef,
+    Dealt,
     Edge,
     EpisodeId,
     Finish,
@@ -14,6 +16,7 @@ from tinker.protocol.values import (
     OpId,
     PackedFloats,
     PackedIds,
+    PeerName,
     Phase,
     PolicyName,
     PolicyVersion,
@@ -95,13 +98,52 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """Play these episodes. `group`: they share a start (in evaluation: each has its own)."""
+    """Play these episodes. `group`: they share a start (in evaluation: each has its own). `attempt`: see `Dealt`. `versions`: what each
+    policy plays with, for further hosts (the learner host knows it from the opening)."""
 
     run: RunId
     round: int
     phase: Phase
     group: int
     episodes: tuple[EpisodeId, ...]
+    attempt: int = 0
+    versions: tuple[PolicyVersion, ...] = ()
+
+    @property
+    def deal(self) -> Dealt:
+        return Dealt(self.round, self.phase, self.group, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Enlisted:
+    """You are a further host of the run. `setup` is the learner host's (`RunSpec`); the rest is as in `Admitted`."""
+
+    run: RunId
+    learner: PeerName
+    setup: bytes
+    model: ModelCard
+    tokenizer: bytes
+    data: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A further host has played these episodes; the learner host fetches them from `bundle` and accounts for each."""
+
+    run: RunId
+    host: PeerName
+    deal: Dealt
+    episodes: tuple[EpisodeId, ...]
+    bundle: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """These deals are over: accounted for, dropped, or not yours (any more). What you still do for them counts for nothing."""
+
+    run: RunId
+    deals: tuple[Dealt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +214,11 @@ class OperationFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The coordinator ended the run; `reason` says who should do what."""
+    """The run is over; `reason` says who should do what. `finished`: its learner host ended it in good order (told to further hosts)."""
 
     run: RunId
     reason: str
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +236,9 @@ ToHost = (
     | Opened
     | Missing
     | Play
+    | Enlisted
+    | Delivered
+    | Settled
     | MayUpdate
     | TurnClosed
     | TurnRefused

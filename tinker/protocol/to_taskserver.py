@@ -10,6 +10,7 @@ from tinker.protocol.values import (
     EpisodeId,
     OpId,
     PackedIds,
+    Phase,
     PolicyName,
     PolicyVersion,
     RunId,
@@ -85,4 +86,13 @@ class Release:
     run: RunId
 
 
-ToTaskserver = Generate | Cancel | Forget | Load | Unload | Work | Release
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Remove the bundles with the episodes that further hosts played in this phase (`played_bundle`): the learner host has them all."""
+
+    run: RunId
+    round: int
+    phase: Phase
+
+
+ToTaskserver = Generate | Cancel | Forget | Load | Unload | Work | Release | Discard

@@ -86,11 +86,31 @@ class EpisodeId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TurnId:
-    """One turn of one episode; `number` rises from 0 within the episode, sub-turns (retries) included."""
+    """One turn of one episode; `number` rises from 0 within the episode, sub-turns (retries) included. `attempt`: of the deal of its
+    group (`Dealt`), so that turns of a host that was lost are told from those of the host that plays the episode again."""
 
     run: RunId
     episode: EpisodeId
     number: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Dealt:
+    """A group of episodes as it was dealt to a host. `attempt` rises from 0 whenever the group is dealt anew because its host was lost."""
+
+    round: int
+    phase: Phase
+    group: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One thing on which the hosts of a run must agree about its scenario."""
+
+    name: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tinker.protocol.operations import Attach, ForwardBackward, OptimStep, Publi
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec, Straggler
 from tinker.protocol.to_host import (
     Admitted,
+    Delivered,
     MayUpdate,
     Opened,
     OperationDone,
@@ -89,6 +90,9 @@ class Host:
     closed: dict[TurnId, TurnClosed] = field(default_factory=dict)
     playing: dict[EpisodeId, int] = field(default_factory=dict)
     played: list[EpisodeId] = field(default_factory=list)
+    attempts: dict[EpisodeId, int] = field(default_factory=dict)
+    accounted: list[EpisodeId] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     began: bool = False
     stopped: str = ""
     lost: bool = False
@@ -101,6 +105,11 @@ class Host:
     @property
     def over(self) -> bool:
         return self.lost or bool(self.stopped) or len(self.opened) == len(schedule(self.spec))
+
+    @property
+    def progress(self) -> int:
+        """Grows whenever anything of its run comes to its end."""
+        return len(self.opened) + len(self.outcomes) + len(self.accounted) + len(self.closed)
 
     def story(self) -> object:
         return self.spec, self.opened[-1:], list(self.turns), self.plan
@@ -119,6 +128,8 @@ class Host:
                 return self.passed(message)
             case Play():
                 return self.play(message)
+            case Delivered():
+                return self.delivered(message)
             case TurnClosed():
                 return self.turn_closed(message)
             case TurnRefused():
@@ -182,9 +193,8 @@ class Host:
                 self.plan[name] = []
                 self.asking.pop(name, None)
             return
-        mine = [each for each in self.played if str(each) in opened.dropped]
-        assert len(mine) == len(opened.dropped)
-        for episode in mine:  # its account may be under way
+        self.dropped += opened.dropped
+        for episode in [each for each in self.played if str(each) in opened.dropped]:  # its account may be under way
             self.playing.pop(episode, None)
             self.turns.pop(episode, None)
 
@@ -297,6 +307,9 @@ class Host:
         self.played += message.episodes
         sends: list[object] = []
         for episode in message.episodes:
+            if episode in self.accounted:  # its host had delivered it before it was lost
+                continue
+            self.attempts[episode] = message.attempt
             self.playing[episode] = self.rng.randint(0, 3)
             sends += self.next_turn(episode, 0)
         return sends
@@ -305,8 +318,7 @@ class Host:
         left = self.playing[episode]
         self.turns.pop(episode, None)
         if left == 0:
-            del self.playing[episode]
-            return [said.EpisodeEnded(self.spec.run, episode, self.rng.choice(list(Ended)))]
+            return self.account(episode)
         self.playing[episode] = left - 1
         seats = self.rng.sample("uvwx", self.rng.randint(1, 3))
         by_agent = {each.policy: self.bound[each.policy] for each in self.spec.agents}
@@ -316,13 +328,30 @@ class Host:
             requests.append(request(seat * (1 + "uvwx".index(seat)), PolicyVersion(policy, by_agent[policy])))
             if self.rng.random() < 0.1:
                 requests[-1] = request(requests[-1].seat, BASE)
-        opened = said.OpenTurn(TurnId(self.spec.run, episode, number), tuple(requests), 20.0)
+        turn = TurnId(self.spec.run, episode, number, self.attempts[episode])
+        opened = said.OpenTurn(turn, tuple(requests), 20.0)
         self.turns[episode] = opened
         sends: list[object] = [opened]
         if self.rng.random() < 0.04:  # the scenario raised while its turn was open
-            del self.playing[episode], self.turns[episode]
-            sends.append(said.EpisodeEnded(self.spec.run, episode, Ended.FAILED))
+            sends += self.account(episode)
         return sends
+
+    def account(self, episode: EpisodeId) -> list[object]:
+        """The first that comes of an episode counts, whoever played it."""
+        self.playing.pop(episode, None)
+        self.turns.pop(episode, None)
+        if episode in self.accounted:
+            return []
+        self.accounted.append(episode)
+        return [said.EpisodeEnded(self.spec.run, episode, self.rng.choice(list(Ended)))]
+
+    def delivered(self, message: Delivered) -> list[object]:
+        """What a further host has played."""
+        passed = [(each.round, each.phase, each.edge) for each in self.opened]
+        if (message.deal.round, message.deal.phase, Edge.END) in passed:  # told again
+            assert set(message.episodes) <= {*self.accounted} or self.dropped
+            return []
+        return [send for episode in message.episodes for send in self.account(episode)]
 
     def turn_closed(self, message: TurnClosed) -> list[object]:
         first = self.closed.setdefault(message.turn, message)
@@ -359,7 +388,9 @@ class Host:
             return
         assert [(each.round, each.phase, each.edge) for each in self.opened] == schedule(self.spec)
         assert not self.turns and not self.playing
+        assert len(set(self.accounted)) == len(self.accounted), "an episode was accounted for twice (I4)"
         assert all(op in self.outcomes for op, who in self.asked.items() if who not in self.fenced)
         each_round = self.spec.groups * self.spec.group_size
-        rollouts = [episode for episode in self.played if episode.phase == Phase.ROLLOUT]
-        assert len(rollouts) == len(set(rollouts)) == each_round * self.spec.rounds
+        rollouts = {str(each) for each in self.accounted if each.phase == Phase.ROLLOUT}
+        rollouts |= {each for each in self.dropped if f"/{Phase.ROLLOUT}/" in each}
+        assert len(rollouts) == each_round * self.spec.rounds

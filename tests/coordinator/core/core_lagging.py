@@ -98,6 +98,7 @@ class LaggingHost(Host):
             assert len(opened.members) >= rule.quorum
             self.left_out |= set(opened.dropped)
             return
+        self.dropped += opened.dropped
         for episode in [each for each in self.played if str(each) in opened.dropped]:
             self.playing.pop(episode, None)
             self.turns.pop(episode, None)

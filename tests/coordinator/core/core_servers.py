@@ -55,7 +55,9 @@ class Server:
         host = next(host for host in world.hosts.values() if host.spec.run == asked.turn.run)
         assert asked.worker in [worker.name for worker in self.hello.workers], f"{asked.worker} is not here"
         assert 0 <= asked.deadline < 20.001
-        host.check_asked(asked)
+        ours = [each for each in world.further.values() if each.spec.run == asked.turn.run]
+        for player in (host, *ours):
+            player.check_asked(asked)
         run = world.core.runs.get(asked.turn.run)  # None: stopped in the same step
         assert run is None or (self.hello.model is not None and self.hello.model.digest == run.model)
         assert run is None or asked.worker not in run.owners or asked.worker in run.versions.serving(asked.policy)

@@ -14,10 +14,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from core_further import FurtherHost
 from core_hosts import Host, Slowly
 from core_lagging import LaggingHost
 from core_servers import Server
-from core_values import agent, arrival, arrivals, canonical, host_hello, request, run_spec, server_hello, turn, version
+from core_values import (
+    agent,
+    arrival,
+    arrivals,
+    blob,
+    canonical,
+    host_hello,
+    request,
+    run_spec,
+    server_hello,
+    turn,
+    version,
+)
 
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from coordinator.core.deadlines import members, rule_of
@@ -27,8 +40,15 @@ from tinker.protocol.to_any import Refused
 from tinker.protocol.to_coordinator import BarrierRule, Straggler
 from tinker.protocol.to_host import Opened, TurnRefused
 from tinker.protocol.to_taskserver import Generate
-from tinker.protocol.values import AdamSpec, Edge, PeerName, Phase, RunId
+from tinker.protocol.values import AdamSpec, Dealt, Edge, PeerName, Phase, RunId
 
+FURTHER = ("further joins",) * 4 + (
+    "further retires",
+    "further says good-bye",
+    "further comes back",
+    "further dies",
+    "further dies",
+)
 SHAPES = ("ru", "rruf", "rrru", "rufu")
 
 
@@ -41,6 +61,7 @@ class World:
     now: float = 0.0
     hosts: dict[str, Host] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
+    further: dict[str, FurtherHost] = field(default_factory=dict)
     to_core: dict[str, list[object]] = field(default_factory=dict)
     to_peer: dict[str, list[object]] = field(default_factory=dict)
     sent: list[tuple[str, object]] = field(default_factory=list)
@@ -64,16 +85,18 @@ class World:
             self.add_host(f"host{number}")
         for number in range(self.rng.randint(1, 3)):
             self.add_server(f"server{number}", full=number == 0)
+        for number in range(self.rng.choice((0, 0, 1, 2))):
+            self.add_further(f"further{number}")
         for _ in range(steps):
             self.one()
         self.chaos = False
         self.frozen.clear()
-        idle = 0
+        idle, progress = 0, 0
         while not all(host.over for host in self.hosts.values()):
             if self.deliver():
-                idle = 0
                 continue
-            idle += 1
+            before, progress = progress, sum(host.progress for host in self.hosts.values())
+            idle = idle + 1 if progress == before else 0
             assert idle < 40, (
                 f"seed {self.seed}: waits for ever: {[h.story() for h in self.hosts.values() if not h.over]}"
             )
@@ -82,6 +105,11 @@ class World:
             self.pass_time(5.0)
         while self.deliver():
             pass
+        for each in self.further.values():
+            self.to_core[each.name] += each.again()
+        while self.deliver():
+            pass
+        assert all(each.over for each in self.further.values()), "a further host outlives its run"
         for host in self.hosts.values():
             host.check_end()
         assert not self.core.runs and not self.core.queue and not self.core.turns.tables, "something outlives its run"
@@ -124,7 +152,7 @@ class World:
                 self.say(name, message)
         else:
             message = box[name].pop(0)
-            peer = self.hosts.get(name) or self.servers.get(name)
+            peer = self.hosts.get(name) or self.servers.get(name) or self.further.get(name)
             if peer is not None:
                 for answer in peer.hear(message, self):
                     if isinstance(answer, Slowly):
@@ -166,6 +194,7 @@ class World:
         del self.to_core[name], self.to_peer[name]
         self.frozen.pop(name, None)
         self.servers.pop(name, None)
+        self.further.pop(name, None)
         if name in self.hosts:
             self.hosts[name].lost = True
 
@@ -179,6 +208,8 @@ class World:
         for name in list(self.to_core):
             if name not in self.frozen:
                 self.say(name, said.Heartbeat())
+        for each in self.further.values():
+            self.to_core[each.name] += each.again()
         self.after(self.core.tick(self.now))
         for run in self.core.runs.values():
             rule = rule_of(run.spec, run.rounds.phase, run.rounds.edge)
@@ -201,8 +232,9 @@ class World:
             *(agent(n, e) for n, e in zip(names, every, strict=True)),
             run=f"run of {name}",
             rounds=self.rng.randint(1, 3),
-            groups=self.rng.randint(1, 2),
+            groups=self.rng.randint(1, 3),
             group_size=self.rng.randint(1, 3),
+            capacity=self.rng.choice((1, 3, 256)),
             evaluations=self.rng.randint(0, 2),
             evaluate_every=self.rng.randint(0, 2),
             update_order=tuple(group for group in order if group),
@@ -240,6 +272,14 @@ class World:
                 found.append(BarrierRule(phase, edge, deadline, straggler, quorum))
         return tuple(found)
 
+    def add_further(self, name: str) -> None:
+        """A further host of some run; it may come before the run is admitted."""
+        learner = self.rng.choice(list(self.hosts.values()))
+        if name not in self.to_core and not learner.over:
+            self.further[name] = FurtherHost(name, learner.spec, self.rng)
+            self.to_core[name], self.to_peer[name] = [self.further[name].enlist()], []
+            self.after(self.core.join(host_hello(name), self.now))
+
     def add_server(self, name: str, full: bool) -> None:
         kinds = self.rng.choice(SHAPES) if full else self.rng.choice((*SHAPES, "r", "rr", "f"))
         model = "m1" if full or self.rng.random() < 0.8 else "m2"
@@ -251,11 +291,15 @@ class World:
     # --- what goes wrong ---
 
     def break_something(self) -> None:
-        what = self.rng.choice(("worker", "worker", "server", "freeze", "join", "join", "host"))
+        what = self.rng.choice(("worker", "worker", "server", "freeze", "join", "join", "host", *FURTHER))
         servers = [name for name in self.servers if name in self.to_core]
         self.did[f"fault: {what}"] += 1
         if what == "join":
             self.add_server(f"more{self.steps}", full=self.rng.random() < 0.5)
+        elif what == "further joins":
+            self.add_further(f"further{self.steps}")
+        elif what.startswith("further") and self.further:
+            self.further_leaves(what, self.rng.choice(list(self.further.values())))
         elif what == "host" and self.rng.random() < 0.15:
             name = self.rng.choice(list(self.hosts))
             self.after(self.core.lose(PeerName(name), "its connection closed", self.now))
@@ -275,6 +319,22 @@ class World:
                 worker = self.rng.choice(workers)
                 server.alive.remove(worker)
                 self.to_core[server.hello.name].append(said.WorkerLost(worker, "it died"))
+
+    def further_leaves(self, what: str, host: FurtherHost) -> None:
+        name = host.name
+        if what == "further retires" and host.enlisted:
+            host.retired = True
+            self.to_core[name].append(said.Retire(host.spec.run))
+        elif what == "further says good-bye":
+            self.to_core[name].append(said.Bye("enough"))
+        elif what == "further comes back":  # as another process, while old messages of the first are under way
+            late = [message for message in self.to_core[name] if not isinstance(message, said.Enlist)]
+            self.after(self.core.lose(PeerName(name), "its connection closed", self.now))
+            self.sent = [(who, each) for who, each in self.sent if who != name or not isinstance(each, said.Enlist)]
+            self.add_further(name)
+            self.to_core.get(name, []).extend(late)
+        elif what == "further dies":
+            self.after(self.core.lose(PeerName(name), "its connection closed", self.now))
 
     def forge(self) -> None:
         """Somebody says something wrong, or something old again: it is refused or changes nothing."""
@@ -312,6 +372,11 @@ class World:
             said.Operate(spec.run, f"forged{self.steps}", who.name, "policy of nobody", OptimStep(AdamSpec(1.0))),  # type: ignore[arg-type]
             said.Operate(RunId("no run"), f"forged{self.steps}", who.name, who.policy, OptimStep(AdamSpec(1.0))),  # type: ignore[arg-type]
             said.EndRun(RunId("no run"), "forged"),
+            said.Enlist(RunId("no run"), spec.scenario, 1),
+            said.Enlist(spec.run, "another scenario", 1),
+            said.Enlist(spec.run, spec.scenario, 0),
+            said.Played(spec.run, Dealt(*at[:2], self.rng.randrange(3), 1), (played.turn.episode,), blob("forged")),
+            said.InHand(spec.run, (Dealt(*at[:2], self.rng.randrange(3), 1),)),
             *([said.Submit(replace(spec, rounds=spec.rounds + 1)), said.Submit(spec)] if self.known(spec.run) else []),
             host_hello(owner),
             said.Loaded(spec.run, worker, version("nobody", 3), "x"),  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from core_lagging import LaggingHost
-from core_world import World
+from core_world import FURTHER, World
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -43,6 +43,7 @@ def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
         ends.update("lost" if h.lost else "stopped" if h.stopped else "finished" for h in world.hosts.values())
     wanted = ("faulty Generate", "faulty Load", "faulty Work", "forged", "old message again", "duplicate at once")
     faults = ("fault: worker", "fault: server", "fault: freeze", "fault: host", "fault: join")
+    faults += tuple(f"fault: {name}" for name in FURTHER)
     counted = (
         "refused answers",
         "failed requests",
@@ -53,6 +54,9 @@ def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
         "dropped episodes",
         "late results",
         "refused Operate",
+        "group dealt to a further host",
+        "episodes dealt again",
+        "late episodes",
     )
     assert [name for name in (*wanted, *faults, *counted) if not did[name]] == []
     assert min(ends["lost"], ends["stopped"], ends["finished"]) > 0
