@@ -6,6 +6,7 @@ from scenarios.loading import load_scenario
 from scenarios.recording import cuts, read_recordings, write_recordings
 from scenarios.replay import replay
 from scenarios.scenario import Evaluation, ForfeitScores, Scenario, Scores, ScriptedFunction, scenario
+from scenarios.scripted import play_scripted
 from scenarios.seat import Seat
 from scenarios.table import Table
 from scenarios.transcript import render
@@ -30,6 +31,7 @@ __all__ = [
     "cuts",
     "load_scenario",
     "play_episode",
+    "play_scripted",
     "read_recordings",
     "render",
     "replay",

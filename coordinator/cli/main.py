@@ -16,7 +16,7 @@ import typer
 
 from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
 from coordinator.app.names import clashes
-from coordinator.cli.author import check
+from coordinator.cli.author import check, doctor, new
 from coordinator.cli.episodes import replay, show
 from coordinator.cli.journal import app as journal_app
 from coordinator.cli.keys import app as keys_app
@@ -36,9 +36,11 @@ app = typer.Typer(
 
 app.add_typer(keys_app, name="keys")
 app.add_typer(journal_app, name="journal")
+app.command()(new)
 app.command()(check)
 app.command()(replay)
 app.command()(show)
+app.command()(doctor)
 
 ADDRESS = "tcp://127.0.0.1:7654"
 STATUS = "127.0.0.1:7655"
