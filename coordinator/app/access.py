@@ -161,6 +161,12 @@ class Access:
             log.warning("refused", what="connection", reason=why, times=number)
         return new
 
+    def forgotten(self, hello: Hello) -> bool:
+        """Whether no key may be this member any more."""
+        grants = self.authorized.grants.values() if self.authorized is not None else ()
+        held = any(hello.role in grant.roles and grant.names(hello.name) for grant in grants)
+        return self.authorized is not None and not held
+
     def why_not(self, peer: PeerKey, message: ToCoordinator) -> str:
         """Why the peer's key does not allow this message; "": it does."""
         if self.authorized is None:

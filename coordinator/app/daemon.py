@@ -4,6 +4,9 @@ One task reads bursts of messages, steps the core and sends what it says; one ta
 core. A message that is no message, or comes from somebody who is no member, is refused, counted, and never crashes anybody. When it is
 told to stop it drains: nothing new begins, and its hosts have a while to end their runs.
 
+A connection that closes makes a member unreachable, and only the end of its lease makes it lost; but the end of a process of this machine
+is seen (`coordinator.app.deaths`), and whoever it was is lost as soon as its connection has closed, too.
+
 What the core is told goes into the journal before what it says leaves (`coordinator.app.journal`), one write for each burst. While the
 journal cannot be written nothing is read and nothing is sent: peers wait, as if we were slow, until there is room again.
 """
@@ -22,6 +25,7 @@ import structlog
 from coordinator.app import events
 from coordinator.app.access import Access
 from coordinator.app.arrays import Arrays, Missing
+from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from coordinator.core.run import Sends
@@ -48,7 +52,8 @@ log = structlog.get_logger("coordinator")
 class Daemon:
     """Serves one core on one listener until `stop` is called or its task is cancelled. `grace`: seconds to drain. `refusals`: how often
     what was refused, and why (a few words of our own). `on_opened` hears of every barrier that opens. `recorder`: the core behind its
-    journal (None: it has none). `counts`: what we could not deliver, by name. `stuck`: why the journal cannot be written ("": it can)."""
+    journal (None: it has none). `counts`: what we could not deliver, by name. `stuck`: why the journal cannot be written ("": it can).
+    `deaths`: sees the end of processes of this machine (None: nobody does)."""
 
     core: Coordinator
     listener: Listener
@@ -66,6 +71,7 @@ class Daemon:
     arrays: Arrays = field(default_factory=Arrays)
     counts: Counter[str] = field(default_factory=Counter)
     stuck: str = ""
+    deaths: Deaths | None = None
     _inputs: Recorder = field(init=False)
     _outgoing: list[tuple[PeerKey, object]] = field(default_factory=list)
     _cpu_before: float = 0.0
@@ -81,6 +87,8 @@ class Daemon:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read, name="read")
                 tasks.start_soon(self._watch, name="watch deadlines")
+                if self.deaths is not None:
+                    tasks.start_soon(self.deaths.watch, self._ended, name="watch processes")
                 self.serving = True
                 await self._stopping.wait()
                 await self._drain()
@@ -146,11 +154,7 @@ class Daemon:
     def _arrived(self, arrival: Arrival) -> None:
         now = self.clock.now()
         if isinstance(arrival, Disconnected):
-            name = self.names.pop(arrival.peer, None)
-            if name is not None:
-                del self.keys[name]
-                log.warning("lost", member=name, why="its connection was closed")
-                self._send(self._inputs.lose(name, "its connection was closed", now))
+            self._closed(arrival.peer, now)
             return
         key, data = arrival
         self.messages += 1
@@ -173,6 +177,37 @@ class Daemon:
             self._join(key, cast(Hello, self.arrays.strip(message)), now)
         else:
             self._refuse(key, type(message).__name__, "you are no member; say Hello first", "not a member")
+
+    def _closed(self, key: PeerKey, now: float) -> None:
+        name = self.names.pop(key, None)
+        if name is None:
+            return
+        del self.keys[name]
+        peer = self.core.roster.peers.get(name)
+        if peer is not None:
+            log.warning("unreachable", member=name, why="its connection was closed")
+            self._send(self._inputs.part(name, now))
+            self._gone(now)
+
+    def _ended(self) -> None:
+        """A process of this machine has ended."""
+        self._gone(self.clock.now())
+        self._flush()
+
+    def _gone(self, now: float) -> None:
+        """Give up every member whose connection was closed and who is known not to come back."""
+        for name, peer in tuple(self.core.roster.peers.items()):
+            why = self._why_gone(peer.hello) if peer.closed is not None else ""
+            if why:
+                log.warning("lost", member=name, why=why)
+                self._send(self._inputs.lose(name, why, now))
+
+    def _why_gone(self, hello: Hello) -> str:
+        if self.deaths is not None and self.deaths.ended(hello):
+            return f"its process {hello.pid} has ended"
+        if self.access is not None and self.access.forgotten(hello):
+            return "its key is not authorized any more"
+        return ""
 
     def _step(self, name: PeerName, message: ToCoordinator, now: float) -> None:
         if isinstance(message, Heartbeat):
@@ -200,6 +235,8 @@ class Daemon:
         self.names.pop(self.keys.pop(hello.name, key), None)  # it may have come back over another connection
         self.names[key] = hello.name
         self.keys[hello.name] = key
+        if self.deaths is not None:
+            self.deaths.follow(hello)
         log.info("joined", member=hello.name, role=str(hello.role), pid=hello.pid, workers=len(hello.workers))
         self._send(sends)
 

@@ -33,8 +33,8 @@ SEGMENT_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One input of the core. `number` counts within the segment. `kind`: join, step, lose, tick, drain, close or restart. `message`: as it
-    travels, with stubs; `note`: a reason; `epoch`: of a restart. `effects`: digest of what the core returned."""
+    """One input of the core. `number` counts within the segment. `kind`: join, step, part, lose, tick, drain, close or restart.
+    `message`: as it travels, with stubs; `note`: a reason; `epoch`: of a restart. `effects`: digest of what the core returned."""
 
     number: int
     now: float
@@ -66,6 +66,8 @@ def apply(core: Coordinator, entry: Entry) -> Sends:
             return core.step(entry.peer, decode(entry.message, ToCoordinator), entry.now)
         case "join":
             return core.join(decode(entry.message, Hello), entry.now)
+        case "part":
+            return core.part(entry.peer, entry.now)
         case "lose":
             return core.lose(entry.peer, entry.note, entry.now)
         case "tick":
@@ -138,6 +140,9 @@ class Recorder:
 
     def step(self, peer: PeerName, message: ToCoordinator, now: float) -> Sends:
         return self._keep(self.core.step(peer, message, now), now, "step", peer, message=message)
+
+    def part(self, peer: PeerName, now: float) -> Sends:
+        return self._keep(self.core.part(peer, now), now, "part", peer)
 
     def lose(self, peer: PeerName, reason: str, now: float) -> Sends:
         return self._keep(self.core.lose(peer, reason, now), now, "lose", peer, note=reason)

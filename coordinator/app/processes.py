@@ -26,13 +26,14 @@ import structlog
 from coordinator.app.access import Access, Keys, check_listen, check_loopback, follow_file
 from coordinator.app.arrays import Arrays
 from coordinator.app.daemon import DRAIN, Daemon
+from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder, open_journal
 from coordinator.core.coordinator import Coordinator
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
 from tinker.pools.commits import DiskCommits, MemoryCommits
 from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role
-from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
+from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore, machine_id
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.transport import Listener, ZmqTransport
 from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
@@ -100,6 +101,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
             access=access,
             recorder=recorder,
             arrays=arrays,
+            deaths=Deaths(machine_id()),
         )
         pages = {"http": await stack.enter_async_context(web.serving(daemon, listening))} if listening else {}
         _ready(listener.address, **pages)

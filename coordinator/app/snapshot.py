@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.core.coordinator import Coordinator
+from coordinator.core.coordinator import REJOIN, Coordinator
+from coordinator.core.roster import Peer
 from coordinator.core.rounds import EPISODES
 from coordinator.core.run import Run
 from coordinator.core.tables import Table
+from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.values import AgentName, Edge, Phase, PolicyVersion
 
 
@@ -28,7 +30,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A member. `lease_age`: since it was last heard; at two leases it is given up."""
+    """A member. `lease_age`: since it was last heard; at two leases it is given up. `unreachable`: for how long (None: it is not)."""
 
     name: str
     role: str
@@ -37,6 +39,7 @@ class PeerStatus:
     lease_age: float
     model: str
     workers: tuple[WorkerStatus, ...]
+    unreachable: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +119,36 @@ def snapshot(core: Coordinator, now: float, began: float = 0.0) -> Snapshot:
 
 
 def _peers(core: Coordinator, now: float) -> tuple[PeerStatus, ...]:
+    here = [
+        _peer(core, peer.hello, now - peer.heard, _unreachable(peer, core.lease, now))
+        for peer in core.roster.peers.values()
+    ]
+    since = [(each.hello, now - (each.until - REJOIN)) for each in core.roster.away.values()]
+    return tuple(here + [_peer(core, hello, age, age) for hello, age in since])
+
+
+def _unreachable(peer: Peer, lease: float, now: float) -> float | None:
+    """For how long: since its connection was closed, or since it had to be heard."""
+    if peer.closed is not None:
+        return now - peer.closed
+    late = now - peer.heard - lease
+    return late if late > 0 else None
+
+
+def _peer(core: Coordinator, hello: Hello, age: float, unreachable: float | None) -> PeerStatus:
     in_flight = core.turns.in_flight
-    return tuple(
-        PeerStatus(
-            name,
-            str(peer.hello.role),
-            peer.hello.machine,
-            peer.hello.pid,
-            now - peer.heard,
-            peer.hello.model.name if peer.hello.model is not None else "",
-            tuple(
-                WorkerStatus(each.name, str(each.kind), each.engine, each.capacity, in_flight.get(each.name, 0))
-                for each in peer.hello.workers
-            ),
-        )
-        for name, peer in core.roster.peers.items()
+    return PeerStatus(
+        hello.name,
+        str(hello.role),
+        hello.machine,
+        hello.pid,
+        age,
+        hello.model.name if hello.model is not None else "",
+        tuple(
+            WorkerStatus(each.name, str(each.kind), each.engine, each.capacity, in_flight.get(each.name, 0))
+            for each in hello.workers
+        ),
+        unreachable,
     )
 
 
@@ -206,6 +224,8 @@ def _why_episodes(core: Coordinator, run: Run, tables: list[Table], now: float) 
 def _host(core: Coordinator, run: Run, now: float) -> str:
     peer = core.roster.peers.get(run.host)
     heard = f"heard {now - peer.heard:.0f} s ago" if peer is not None else "gone"
+    if peer is not None and (cut := _unreachable(peer, core.lease, now)) is not None:
+        heard = f"unreachable for {cut:.0f} s"
     return f"its host {run.host} ({heard})"
 
 

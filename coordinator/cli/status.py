@@ -75,6 +75,8 @@ def described(now: Snapshot) -> Iterator[str]:
 
 def _peer(peer: PeerStatus, lease: float) -> Iterator[str]:
     silent = f", not heard for {ago(peer.lease_age)}" if peer.lease_age > STALE * lease else ""
+    if peer.unreachable is not None:
+        silent = f", unreachable for {ago(peer.unreachable)}: its work waits, after {2 * lease:.0f} s of silence it is given up"
     yield f"{peer.role} {peer.name} (process {peer.pid} on {peer.machine[:12]}){silent}"
     if peer.model:
         kinds = ", ".join(f"{each.kind} {each.in_flight}/{each.capacity}" for each in peer.workers)

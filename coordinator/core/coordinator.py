@@ -56,10 +56,11 @@ class Coordinator:
         """A new member, or one that is back after a restart. MemberRefused if its name is taken."""
         members.check(self.roster, hello)
         sends: Sends = []
-        before = self.roster.away.get(hello.name)
-        if before is not None and not members.same_process(before.hello, hello):
-            sends += self.lose(hello.name, f"process {before.hello.pid} is gone, {hello.pid} has taken its name", now)
+        before = members.replaced(self.roster, hello)
+        if before is not None:
+            sends += self.lose(hello.name, f"process {before.pid} is gone, {hello.pid} has taken its name", now)
         self.roster = members.join(self.roster, hello, now)
+        self.turns.cut -= {worker.name for worker in hello.workers}
         sends.append((hello.name, Welcome(self.name, self.epoch, self.lease)))
         return sends + (self._serve(hello, now) if hello.model is not None else [])
 
@@ -74,7 +75,8 @@ class Coordinator:
             if hello.model is not None and hello.model.digest == run.model:
                 for each in self.roster.workers((hello.name,), PoolKind.ROLLOUT):
                     sends += run.join(each.name, hello.name, hello.holding)
-                sends += run.ask_again(hello.name) + run.settle(now) + self.turns.route(run, now)
+                sends += run.ask_again(hello.name) + run.settle(now)
+                sends += self.turns.ask_again(run, hello.name, now) + self.turns.route(run, now)
         over = {held.run for held in hello.holding} - set(self.runs)
         sends += [(hello.name, Release(run_id)) for run_id in sorted(over)]
         for waiting in tuple(self.queue):
@@ -100,12 +102,12 @@ class Coordinator:
         except (ArrivalRefused, ValueError) as error:
             what = type(message).__name__
             self.counts[f"refused {what}"] += 1
-            return [(peer, Refused(what, str(error), stranger=peer not in self.roster.peers))]
+            return [(peer, Refused(what, str(error), stranger=not self._reachable(peer)))]
 
     def _heard(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Sends:
         """Check who may say this, before anybody acts on it."""
         member = self.roster.peers.get(peer)
-        if member is None:
+        if member is None or member.closed is not None:
             raise ValueError(f"{peer} is no member (given up after silence?); connect again and say Hello first")
         if now - member.heard > FRESH * self.lease:
             self.roster = members.hear(self.roster, peer, now)
@@ -292,7 +294,19 @@ class Coordinator:
             raise ValueError(_no_run(peer, run_id))
         return run
 
+    def _reachable(self, peer: PeerName) -> bool:
+        member = self.roster.peers.get(peer)
+        return member is not None and member.closed is None
+
     # --- losses and time ---
+
+    def part(self, peer: PeerName, now: float) -> Sends:
+        """A member's connection was closed. It may be back before its lease ends, so its work waits; nothing new is given to it."""
+        if self._reachable(peer):
+            self.counts["connections closed"] += 1
+            self.roster = members.part(self.roster, peer, now)
+            self.turns.cut |= {worker.name for worker in self.roster.peers[peer].hello.workers}
+        return []
 
     def lose(self, peer: PeerName, reason: str, now: float) -> Sends:
         """A member is gone. Its workers are out of service; runs it submitted end."""
@@ -323,6 +337,7 @@ class Coordinator:
     def _worker_lost(self, worker: WorkerName, reason: str, now: float) -> Sends:
         sends = self._out_of_service(worker, reason, now)
         self.roster = members.drop_worker(self.roster, worker)
+        self.turns.cut -= {worker}
         return sends
 
     def _loaded(self, run: Run, message: said.Loaded, now: float) -> Sends:
@@ -405,6 +420,9 @@ class Coordinator:
     def violations(self) -> list[str]:
         """Which invariants the present state breaks; [] if all hold."""
         found = members.violations(self.roster)
+        closed = [peer.hello for peer in self.roster.peers.values() if peer.closed is not None]
+        if self.turns.cut != {worker.name for hello in closed for worker in hello.workers}:
+            found.append("M3 the workers that get nothing new are not those that cannot be reached")
         for run in self.runs.values():
             found += run.violations()
         return found + self.turns.violations(self.runs)

@@ -1,5 +1,8 @@
 """Who is a member: peers by name, what they offer, when they were last heard, and what each role may say.
 
+A member whose connection was closed is unreachable, not gone: it keeps what it had until its lease ends, and is itself again when it says
+Hello. Only another process may take its name meanwhile, which says that the first one is gone.
+
 Invariants (checked by `violations`):
 - M1 a name belongs to one peer, which is a member or away;
 - M2 a worker name belongs to one living peer, and `owners` says to whom.
@@ -44,10 +47,11 @@ class MemberRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member; `heard`: when its last message came."""
+    """A member; `heard`: when its last message came. `closed`: when its connection was (None: it is open)."""
 
     hello: Hello
     heard: float
+    closed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +85,24 @@ def same_process(one: Hello, other: Hello) -> bool:
 
 
 def takes_over(roster: Roster, hello: Hello) -> bool:
-    """Whether a member says Hello again, under a later incarnation: it is still itself and has lost contact."""
+    """Whether a member says Hello again, under a later incarnation or on a new connection: it is still itself and has lost contact."""
     known = roster.peers.get(hello.name)
-    return known is not None and same_process(known.hello, hello) and hello.incarnation > known.hello.incarnation
+    if known is None or not same_process(known.hello, hello):
+        return False
+    return hello.incarnation > known.hello.incarnation - (known.closed is not None)
+
+
+def replaced(roster: Roster, hello: Hello) -> Hello | None:
+    """Who had this name until its connection was closed, or the coordinator restarted, if that was another process: it is gone."""
+    peer, away = roster.peers.get(hello.name), roster.away.get(hello.name)
+    before = away.hello if away is not None else peer.hello if peer is not None and peer.closed is not None else None
+    return None if before is None or same_process(before, hello) else before
 
 
 def check(roster: Roster, hello: Hello) -> None:
     """MemberRefused if this peer may not become a member: its name or one of its workers' names is taken by a living one."""
     taken = roster.peers.get(hello.name)
-    if taken is not None and not takes_over(roster, hello):
+    if taken is not None and not takes_over(roster, hello) and replaced(roster, hello) is None:
         raise MemberRefused(
             f"the name {hello.name!r} is already in use by process {taken.hello.pid} on {taken.hello.machine}; "
             f"start this peer under another name, or stop that one first"
@@ -126,6 +139,14 @@ def restart(roster: Roster, until: float) -> Roster:
 def hear(roster: Roster, name: PeerName, now: float) -> Roster:
     """Any message renews the lease."""
     return replace(roster, peers={**roster.peers, name: replace(roster.peers[name], heard=now)})
+
+
+def part(roster: Roster, name: PeerName, now: float) -> Roster:
+    """Its connection was closed: it is unreachable until it says Hello again."""
+    peer = roster.peers.get(name)
+    if peer is None or peer.closed is not None:
+        return roster
+    return replace(roster, peers={**roster.peers, name: replace(peer, closed=now)})
 
 
 def leave(roster: Roster, name: PeerName) -> Roster:

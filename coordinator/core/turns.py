@@ -3,7 +3,7 @@
 Invariants (checked by `violations`): those of each table, and
 - U1 `in_flight` counts exactly the requests that are placed at a worker and not answered yet;
 - U2 no table outlives its episode;
-- U3 no request waits for a worker while one serves its version (the gate has no lost wake-up);
+- U3 no request waits for a worker while one that can be reached serves its version (the gate has no lost wake-up);
 - U4 a table is of the attempt that its episode's group is dealt under.
 """
 
@@ -28,11 +28,13 @@ Key = tuple[RunId, EpisodeId]
 
 @dataclass(slots=True)
 class Turns:
-    """Mutates itself but is otherwise pure. `counts`: totals and refusals by name (the coordinator's own)."""
+    """Mutates itself but is otherwise pure. `counts`: totals and refusals by name (the coordinator's own). `cut`: workers that cannot be
+    reached; what they hold stays theirs, and they get nothing new."""
 
     counts: Counter[str]
     tables: dict[Key, Table] = field(default_factory=dict)
     in_flight: Counter[WorkerName] = field(default_factory=Counter)
+    cut: frozenset[WorkerName] = frozenset()
 
     def open(self, run: Run, peer: PeerName, message: OpenTurn, now: float) -> Sends:
         """Admit the seats and send their requests; a repeated message gets the stored answer; else `TurnRefused`."""
@@ -121,6 +123,11 @@ class Turns:
         """Send every request of the run that is nowhere to a worker that serves its version."""
         return [send for key in self._of(run) for send in self._place(run, key, self.tables[key], now)]
 
+    def ask_again(self, run: Run, owner: PeerName, now: float) -> Sends:
+        """This task server is back: the requests that are placed there, or their answers, may have been lost."""
+        sends = [send for key in self._of(run) for send in self._ask_again(run, self.tables[key], now)]
+        return [send for send in sends if send[0] == owner]
+
     def expire(self, runs: Mapping[RunId, Run], now: float) -> Sends:
         """Close the turns whose deadline has passed."""
         sends: Sends = []
@@ -148,6 +155,8 @@ class Turns:
                 continue
             request = each.request
             serving = run.versions.serving(request.policy)
+            if self.cut:
+                serving -= self.cut
             if each.failed:
                 serving = serving.difference(each.failed) or serving
             worker = choose(serving, table.sticky.get(request.seat), self.in_flight)
@@ -199,7 +208,7 @@ class Turns:
             if runs[run_id].dealing.holder(episode)[1] != table.attempt:
                 found.append("U4 a table of a host that was lost")
             nowhere = [each.request.policy for each in table.turn.waiting if each.worker is None] if table.turn else []
-            if any(runs[run_id].versions.serving(policy) for policy in nowhere):
+            if any(runs[run_id].versions.serving(policy) - self.cut for policy in nowhere):
                 found.append("U3 a request waits although a worker serves its version")
         held = Counter(a.worker for t in self.tables.values() if t.turn for a in t.turn.waiting if a.worker)
         if {worker: n for worker, n in self.in_flight.items() if n} != dict(held):

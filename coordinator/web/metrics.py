@@ -66,6 +66,12 @@ READINGS = (
         lambda now, daemon: [((peer.name, peer.role), peer.lease_age) for peer in now.peers],
         ("peer", "role"),
     ),
+    Reading(
+        "opentinker_unreachable_seconds",
+        "For how long each unreachable member has been.",
+        lambda now, daemon: [((p.name, p.role), p.unreachable) for p in now.peers if p.unreachable is not None],
+        ("peer", "role"),
+    ),
     Reading("opentinker_workers", "Workers in service.", _workers, ("kind",)),
     Reading(
         "opentinker_requests_in_flight",

@@ -22,7 +22,7 @@ SOMETIMES = (
     "straggler notice",
     "seat forfeited by the gate",
     "core: refused answers",
-    "core: refused Arrivals",
+    "core: connections closed",
     "WorkerLost heard",
     "LoadFailed heard",
     "GenerateFailed heard",

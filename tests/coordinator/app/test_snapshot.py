@@ -174,11 +174,11 @@ def test_what_is_printed_says_who_waits_for_whom_and_why() -> None:
     for line in (
         "coordinator coordinator (epoch 1), up 2 min 10 s",
         "draining: the coordinator is stopping",
-        "taskserver server (process 2 on there), not heard for 2 min 9 s",
+        "taskserver server (process 2 on there), unreachable for 1 min 54 s: its work waits, after 30 s of silence it is given up",
         "  model demo; busy: rollout 0/8, update 0/1",
         "run run (guess) of host: round 1 of 3, at the end of update",
         "  ann has waited for 2 min 4 s",
-        "  waiting for bob since 2 min 6 s: it may update; its host host (heard 124 s ago) has asked for nothing yet",
+        "  waiting for bob since 2 min 6 s: it may update; its host host (unreachable for 109 s) has asked for nothing yet",
     ):
         assert line in text.splitlines(), text
 

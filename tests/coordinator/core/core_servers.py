@@ -10,7 +10,7 @@ from core_values import answer, blob, version
 
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.operations import Attach, Measured, Publish, Published, Scored
-from tinker.protocol.to_coordinator import Hello
+from tinker.protocol.to_coordinator import Held, Hello
 from tinker.protocol.to_taskserver import Generate, Load, Release, Unload, Work
 from tinker.protocol.values import BASE, OpId, PolicyVersion, RunId, WorkerName
 
@@ -27,6 +27,7 @@ class Server:
     held: dict[tuple[RunId, WorkerName], list[PolicyVersion]] = field(default_factory=dict)
     worked: dict[tuple[RunId, OpId], list[object]] = field(default_factory=dict)
     released: list[RunId] = field(default_factory=list)
+    digests: dict[tuple[RunId, PolicyVersion], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.alive = [worker.name for worker in self.hello.workers]
@@ -49,6 +50,15 @@ class Server:
             case Release():
                 self.released.append(message.run)
         return []
+
+    def holding(self) -> tuple[Held, ...]:
+        """What it says when it joins again."""
+        return tuple(
+            Held(run, worker, each, self.digests[run, each])
+            for (run, worker), held in self.held.items()
+            for each in held
+            if worker in self.alive
+        )
 
     def check_asked(self, asked: Generate, world: World) -> None:
         """I1, I3 and I9, when the coordinator asks: an admitted seat of an open turn, in the bound, of a worker that serves it."""
@@ -86,7 +96,10 @@ class Server:
             return [said.LoadFailed(message.run, message.worker, message.version, "disk full")]
         if faulty:
             return [said.Loaded(message.run, message.worker, message.version, "other weights")]
-        self.held.setdefault((message.run, message.worker), []).append(message.version)
+        held = self.held.setdefault((message.run, message.worker), [])
+        if message.version not in held:
+            held.append(message.version)
+        self.digests[message.run, message.version] = message.adapter.digest
         return [said.Loaded(message.run, message.worker, message.version, message.adapter.digest)]
 
     def work(self, message: Work, faulty: bool) -> list[object]:

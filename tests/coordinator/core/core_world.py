@@ -66,6 +66,7 @@ class World:
     to_peer: dict[str, list[object]] = field(default_factory=dict)
     sent: list[tuple[str, object]] = field(default_factory=list)
     frozen: dict[str, float] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
     withheld: list[tuple[float, str, object]] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
     chaos: bool = True
@@ -91,6 +92,7 @@ class World:
             self.one()
         self.chaos = False
         self.frozen.clear()
+        self.back()
         idle, progress = 0, 0
         while not all(host.over for host in self.hosts.values()):
             if self.deliver():
@@ -193,6 +195,7 @@ class World:
         """The core gave this peer up; it never comes back under this name."""
         del self.to_core[name], self.to_peer[name]
         self.frozen.pop(name, None)
+        self.cut.discard(name)
         self.servers.pop(name, None)
         self.further.pop(name, None)
         if name in self.hosts:
@@ -205,6 +208,7 @@ class World:
         for name, message in due:
             self.to_core.get(name, []).append(message)
         self.frozen = {name: until for name, until in self.frozen.items() if until > self.now}
+        self.back()
         for name in list(self.to_core):
             if name not in self.frozen:
                 self.say(name, said.Heartbeat())
@@ -217,6 +221,34 @@ class World:
             assert not late or (rule is not None and rule.straggler == Straggler.WAIT), (
                 "a gathering outlives its deadline"
             )
+
+    def part(self, name: str) -> None:
+        """Its connection is closed for a while. What is on its way to a server is lost; a host is told again what it asked for."""
+        if name in self.cut:
+            return
+        self.did["cut"] += 1
+        self.cut.add(name)
+        self.frozen[name] = self.now + self.rng.choice((0.5, 3.0, 25.0, 100.0))
+        if name in self.servers:
+            self.to_peer[name].clear()
+        self.after(self.core.part(PeerName(name), self.now))
+        self.after(self.core.step(PeerName(name), said.Heartbeat(), self.now))  # too early: it is a stranger
+
+    def back(self) -> None:
+        """Who was cut off and is not any more says Hello again."""
+        for name in sorted(self.cut - set(self.frozen)):
+            self.cut.remove(name)
+            self.did["back"] += 1
+            server = self.servers.get(name)
+            known = self.core.roster.peers[PeerName(name)].hello
+            hello = replace(known, incarnation=known.incarnation + 1)
+            if server is not None and not hello.workers:  # there is nothing left to join with
+                self.after(self.core.lose(PeerName(name), "it has no workers", self.now))
+                continue
+            if server is not None:
+                hello = replace(hello, holding=server.holding())
+                self.to_peer[name].clear()
+            self.after(self.core.join(hello, self.now))
 
     # --- who is there ---
 
@@ -291,7 +323,7 @@ class World:
     # --- what goes wrong ---
 
     def break_something(self) -> None:
-        what = self.rng.choice(("worker", "worker", "server", "freeze", "join", "join", "host", *FURTHER))
+        what = self.rng.choice(("worker", "worker", "server", "freeze", "join", "join", "host", "cut", "cut", *FURTHER))
         servers = [name for name in self.servers if name in self.to_core]
         self.did[f"fault: {what}"] += 1
         if what == "join":
@@ -305,6 +337,8 @@ class World:
             self.after(self.core.lose(PeerName(name), "its connection closed", self.now))
         elif what == "server" and servers and self.rng.random() < 0.4:
             self.after(self.core.lose(PeerName(self.rng.choice(servers)), "its connection closed", self.now))
+        elif what == "cut" and self.to_core:
+            self.part(self.rng.choice(list(self.to_core)))
         elif what == "freeze" and self.to_core:
             self.frozen[self.rng.choice(list(self.to_core))] = self.now + self.rng.choice((3.0, 25.0, 100.0))
         elif what == "worker" and servers:
@@ -389,7 +423,7 @@ class World:
         message = self.rng.choice(wrong)
         self.did["forged"] += 1
         self.say(self.rng.choice([owner, "stranger", *self.servers, *self.hosts]), message)
-        for taken in list(self.core.roster.peers)[:1]:
+        for taken in [name for name, peer in self.core.roster.peers.items() if peer.closed is None][:1]:
             with suppress(MemberRefused):
                 self.core.join(server_hello(taken), self.now)
                 raise AssertionError(f"the name {taken} was given twice")

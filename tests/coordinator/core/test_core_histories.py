@@ -42,7 +42,7 @@ def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
         did += world.did + world.core.counts
         ends.update("lost" if h.lost else "stopped" if h.stopped else "finished" for h in world.hosts.values())
     wanted = ("faulty Generate", "faulty Load", "faulty Work", "forged", "old message again", "duplicate at once")
-    faults = ("fault: worker", "fault: server", "fault: freeze", "fault: host", "fault: join")
+    faults = ("fault: worker", "fault: server", "fault: freeze", "fault: host", "fault: join", "cut", "back")
     faults += tuple(f"fault: {name}" for name in FURTHER)
     counted = (
         "refused answers",
