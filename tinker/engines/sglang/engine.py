@@ -99,7 +99,7 @@ class SglangEngine(TrainedElsewhere):
 
     async def __aexit__(self, *exc: object) -> None:
         self._open = False
-        self._registry.close()
+        await self._serving.close()
         await self._stack.aclose()
 
     async def _keepers(self, spool: Path) -> list[Keeper]:

@@ -44,8 +44,7 @@ async def bring_up(registry: Registry, replica: Replica, probe: tuple[Sequence[i
     replica.held = {ours[name]: name for name in facts.loaded if name in ours}
     await tidy(replica)
     while missing := [each for each in registry.adapters if each.version not in replica.held and replica.owner == ""]:
-        for held in missing:
-            await registry.give(replica, held)
+        await registry.give(replica, missing[0])
     replica.state, replica.reason, replica.fenced = State.SERVING, "", anyio.Event()
     for held in registry.held.values():
         held.accepted |= replica.serves(held.version)

@@ -98,7 +98,8 @@ class Registry:
         return self.settings.transfer.by_file(replica.address.url)
 
     async def give(self, replica: Replica, held: Held, payload: bytes | None = None) -> None:
-        """Load one adapter there; `payload` if it was made already. A refusal is noted, and raised."""
+        """Load one adapter there; `payload` if it was made already. A refusal is noted, and raised. If the adapter was unloaded meanwhile,
+        it is only left over there."""
         try:
             if self.by_file(replica):
                 await replica.address.load_adapter(held.name, str(held.directory))
@@ -112,7 +113,10 @@ class Registry:
             self.fleet.tell()
             raise
         held.refused.pop(replica, None)
-        replica.held[held.version] = held.name
+        if self.held.get(held.version) is held:
+            replica.held[held.version] = held.name
+        else:
+            replica.leftover.add(held.name)
 
 
 def adapter_payload(directory: Path) -> bytes:

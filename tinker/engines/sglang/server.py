@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 QUICK = 20.0  # seconds for what a healthy server does at once
 SLOW = 600.0  # seconds for what may move gigabytes
 CONNECT = 5.0
+TAKE_BACK = 3.0  # for telling a server that nobody waits any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Server:
                 raise Unavailable(f"{self.url} answered {answer.status_code}: {_message(answer)}")
             return read_answer(asked, _mapping(answer))
         except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True), anyio.move_on_after(QUICK), suppress(ServerFault):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(TAKE_BACK), suppress(ServerFault):
                 await self.abort(asked.rid)
             raise
 

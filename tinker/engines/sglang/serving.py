@@ -19,6 +19,7 @@ from tinker.engines.sglang.registry import Held, Registry
 from tinker.engines.sglang.weights import MODEL_CONFIG
 from tinker.protocol.values import BASE, PolicyVersion
 
+GOODBYE = 5.0  # seconds in which requests under way must be taken back
 WRONG_ANSWERS = 3  # until a request is given up
 log = structlog.get_logger("sglang")
 
@@ -30,6 +31,7 @@ class Serving:
         self.registry = registry
         self._tasks = tasks
         self._order = anyio.Lock()
+        self._open = 0
 
     async def load(self, version: PolicyVersion, files: Files) -> None:
         """Serve it on every server it belongs to. EngineError, and nothing has changed, if that cannot be."""
@@ -67,11 +69,20 @@ class Serving:
         """Asked until a server gives an answer that counts. EngineError if none will. `asked` needs no rid, adapter or label yet."""
         held = self.registry.find(version)
         held.open += 1
+        self._open += 1
         try:
             return await self._answered(held, cache_key, asked)
         finally:
             held.open -= 1
+            self._open -= 1
             self.registry.fleet.tell()
+
+    async def close(self) -> None:
+        """Whoever waits for an answer gets an EngineError; returns when they have it."""
+        self.registry.close()
+        with anyio.move_on_after(GOODBYE, shield=True):
+            while self._open:
+                await self.registry.fleet.changed()
 
     async def _answered(self, held: Held, cache_key: str, asked: Asked) -> Answer:
         registry, fleet = self.registry, self.registry.fleet
