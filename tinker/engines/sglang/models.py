@@ -91,5 +91,6 @@ def _servers(registry: Registry, held: Held) -> list[Replica]:
             f"model, which {adapters} adapters need: start more replicas"
         )
     for replica in free[:wanted]:
+        replica.leftover |= {*replica.held.values()}
         replica.held.clear()
     return free[:wanted]
