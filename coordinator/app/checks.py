@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from coordinator.app.cast import check, every_learning
 from coordinator.app.config import ConfigError, RunConfig, merged, resolve
 from coordinator.app.models import adaptable, model_directory
+from coordinator.app.rollout import rollout_problems
 from scenarios import Scenario
 
 
@@ -24,6 +25,9 @@ def checked(scenario: Scenario, layers: Sequence[Mapping[str, Any]], *, local: b
         check(scenario, config, local=local)
     except ConfigError as error:
         problems.append(str(error))
+    if local and config is not None:
+        ranks = {place: learning.rank for place, learning in every_learning(scenario, config, "rank")}
+        problems += rollout_problems(config.rollout, config.engine, ranks)
     model = merged(scenario.defaults, *layers).get("model", RunConfig.model_fields["model"].default)
     directory = ""
     if local and isinstance(model, str):

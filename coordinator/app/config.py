@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coordinator.app.rollout import RolloutConfig, rollout_problems
+
 
 class ConfigError(Exception):
     """The operator's configuration is wrong: every problem found, with key, value and rule. Nothing was started."""
@@ -129,6 +131,7 @@ class RunConfig(BaseModel):
     engine: Literal["torch", "scripted"] = "torch"
     threads: Annotated[int, Field(ge=0)] = 0
     replies: Annotated[tuple[str, ...], Field(min_length=1)] = ("yes", "no")
+    rollout: RolloutConfig = RolloutConfig()
     learning: Learning = Learning()
     barriers: Barriers = Barriers()
     agents: Mapping[str, AgentConfig] = Field(default_factory=dict)
@@ -196,6 +199,14 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
         return RunConfig.model_validate(merged(*layers))
     except ValidationError as error:
         raise ConfigError("the configuration is wrong:\n  " + "\n  ".join(sentences(error))) from error
+
+
+def rollout_of(file: Mapping[str, Any], engine: str) -> RolloutConfig:
+    """`[rollout]` of a configuration file, for a task server with this engine; what else is in the file is for runs."""
+    rollout = resolve({"scenario": "any", "rollout": file.get("rollout", {})}).rollout
+    if problems := rollout_problems(rollout, engine, {}):
+        raise ConfigError("\n".join(problems))
+    return rollout
 
 
 def config_text(config: RunConfig) -> str:

@@ -51,11 +51,11 @@ class Child:
             )
         return cls(name, process, log)
 
-    async def ready(self) -> str:
+    async def ready(self, patience: float = READY) -> str:
         """Wait until the child says where it is. ProcessDied if it ends before, or takes too long."""
         assert self.process.stdout is not None
         said = b""
-        with anyio.move_on_after(READY):
+        with anyio.move_on_after(patience):
             try:
                 while b"\n" not in said:
                     said += await self.process.stdout.receive()
@@ -65,7 +65,7 @@ class Child:
                 await self.process.wait()
                 raise ProcessDied(self.story()) from None
         await self.stop()
-        raise ProcessDied(f"{self.name} was not ready after {READY:.0f} s; its log is {self.log}")
+        raise ProcessDied(f"{self.name} was not ready after {patience:.0f} s; its log is {self.log}")
 
     async def died(self) -> str:
         """Wait until the child has ended; returns how."""
@@ -105,13 +105,13 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-async def ready(child: Child, others: Sequence[Child]) -> str:
+async def ready(child: Child, others: Sequence[Child], patience: float = READY) -> str:
     """Like `child.ready()`, but ProcessDied as soon as any of the others ends: the child might wait for it."""
     outcome: list[str | ProcessDied] = []
 
     async def wait() -> None:
         try:
-            outcome.append(await child.ready())
+            outcome.append(await child.ready(patience))
         except ProcessDied as error:
             outcome.append(error)
         tasks.cancel_scope.cancel()

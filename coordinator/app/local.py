@@ -28,7 +28,7 @@ from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
 from coordinator.app.interrupt import DRAIN, Interrupt
-from coordinator.app.launch import Child, ProcessDied, first_dead, ready
+from coordinator.app.launch import READY, Child, ProcessDied, first_dead, ready
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
 from coordinator.app.summary import summary
@@ -122,17 +122,22 @@ class Play:
             logs.mkdir(exist_ok=True)
         config, children = self.request.config, self.interrupt.children
         self.progress.note(f"starting a coordinator and a task server ({config.engine} engine, model {config.model})")
+        patience, other = READY, config.rollout.engine != ""
+        if other:
+            self.progress.note(f"answers come from {config.rollout.engine}; servers of its own take a while to start")
+            patience += config.rollout.launch.ready
 
         async def start(name: str, arguments: list[str]) -> str:
             child = await Child.start(name, arguments, logs / f"{name}.log")
             children.append(child)
             stack.push_async_callback(child.stop)
-            return await ready(child, children)
+            return await ready(child, children, patience)
 
         address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0", *QUICK])
         arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
         arguments += ["--threads", str(config.threads), "--spool", str(spool), *QUICK]
         arguments += ["--state", str(self._state())]
+        arguments += ["--config", str(self.request.directory.path / "config.toml")] if other else []
         await start("taskserver", ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
 

@@ -28,6 +28,7 @@ from coordinator.app.arrays import Arrays
 from coordinator.app.daemon import DRAIN, Daemon
 from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder, open_journal
+from coordinator.app.rollout import RolloutConfig
 from coordinator.core.coordinator import Coordinator
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
@@ -60,15 +61,16 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
-    """`model`: a directory. `engine`: "torch" or "scripted". `threads`: of the engine; 0: all cores. `replies`: what the scripted
-    engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with the process).
-    `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it serves.
-    `data`: where its data connection listens, as others reach it."""
+    """`model`: a directory. `engine`: "torch" or "scripted"; `rollout`: what answers, if not that. `threads`: of the engine; 0: all cores.
+    `replies`: what the scripted engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with
+    the process). `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it
+    serves. `data`: where its data connection listens, as others reach it."""
 
     coordinator: str
     name: str
     model: Path
     engine: str = "torch"
+    rollout: RolloutConfig = RolloutConfig()
     threads: int = 0
     replies: tuple[str, ...] = ("yes", "no")
     spool: Path | None = None
@@ -170,7 +172,7 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _St
     check_listen(settings.data, keys)
     transport = ZmqTransport(keys.security(Role.HOST, Role.TASKSERVER))
     coordinator = keys.to(settings.coordinator)
-    async with make_engine(settings, tokenizer) as engine:
+    async with make_engine(settings, tokenizer, spool) as engine:
         data_listener = transport.listen(settings.data, BULK_LIMITS)
         store = BundleStore(spool, endpoint=data_listener.address)
         server = TaskServer(
@@ -206,7 +208,17 @@ async def _serving(server: TaskServer, keys: Keys, data: Listener) -> None:
         tasks.cancel_scope.cancel()
 
 
-def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
+def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer, spool: Path) -> Engine:
+    """The engine that trains, and the servers that answer, if that is not the same."""
+    training = _training_engine(settings, tokenizer)
+    if not settings.rollout.engine:
+        return training
+    from tinker.engines.sglang import SglangEngine
+
+    return SglangEngine(settings.rollout.servers(), training, model=settings.model, spool=spool)
+
+
+def _training_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engine:
     """The engine by name. Importing torch happens here and nowhere earlier."""
     if settings.engine == "scripted":
         facts = check_model_dir(settings.model)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import anyio
 import typer
 
-from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml
+from coordinator.app.config import ConfigError, assignment, config_text, merged, read_toml, rollout_of
 from coordinator.app.names import clashes
 from coordinator.cli.author import check, doctor, new
 from coordinator.cli.episodes import replay, show
@@ -104,6 +104,9 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="`demo`, `smollm2`, a model directory, or a hub name.")] = None,
     engine: Annotated[str | None, typer.Option(help="torch, or scripted (no model, for trying things out).")] = None,
+    rollout: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="What answers, if not the engine: sglang.")
+    ] = None,
     coordinator: Annotated[
         str,
         typer.Option(
@@ -136,6 +139,7 @@ def run(
         flags = {"seed": seed, "rounds": rounds, "model": model, "engine": engine}
         layers = [read_toml(config)] if config else []
         layers += [assignment(text) for text in assign or []]
+        layers += [{"rollout": {"engine": rollout}}] if rollout is not None else []
         given = merged(*layers, {key: value for key, value in flags.items() if value is not None})
         resolved, path = checked(chosen, [given, {"scenario": scenario}], local=not coordinator)
         text = config_text(resolved)
@@ -198,6 +202,10 @@ def taskserver(
     coordinator: Annotated[str, typer.Option(metavar="ADDRESS", help="The coordinator to join.")] = ADDRESS,
     model: Annotated[str, typer.Option(help="`demo`, `smollm2`, a model directory, or a hub name.")] = "demo",
     engine: Annotated[str, typer.Option(help="torch or scripted.")] = "torch",
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file whose [rollout] says what answers, if not the engine."),
+    ] = None,
     name: Annotated[str, typer.Option(help="This task server's name (default: taskserver-<pid>).")] = "",
     threads: Annotated[int, typer.Option(help="CPU threads of the engine (0: all cores).")] = 0,
     reply: Annotated[list[str] | None, typer.Option(help="What the scripted engine answers with (repeatable).")] = None,
@@ -227,6 +235,7 @@ def taskserver(
     try:
         if engine not in ("torch", "scripted"):
             raise ConfigError(f"--engine is {engine!r}; choose torch or scripted")
+        rollout = rollout_of(read_toml(config) if config else {}, engine)
         directory = model_directory(model)
         keys = given_keys(key, server_key, authorized, os.environ)
     except (ConfigError, KeyFileError) as error:
@@ -236,6 +245,7 @@ def taskserver(
         name=name or f"{keys.name or 'taskserver'}-{os.getpid()}",
         model=directory,
         engine=engine,
+        rollout=rollout,
         threads=threads,
         replies=tuple(reply or ("yes", "no")),
         spool=spool,

@@ -47,7 +47,8 @@ class Engine(Protocol):
     """See the module. Used as an async context manager: entering loads the model, leaving frees it and answers every waiter.
     `busy_seconds`: how long the model has been at work so far (generation and updates), on the monotonic clock."""
 
-    busy_seconds: float
+    @property
+    def busy_seconds(self) -> float: ...
 
     @property
     def name(self) -> str: ...
