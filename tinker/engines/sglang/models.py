@@ -6,6 +6,8 @@ A server holds one whole model, so what was served before is served no more: req
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 import structlog
 
@@ -55,6 +57,14 @@ def give_back(registry: Registry, held: Held) -> None:
         if replica.owner == held.version.policy and registry.weights_of(replica.owner) is registry.base:
             replica.owner = PolicyName("")
             registry.fleet.fence(replica, "it gets the base model back")
+
+
+async def restore(registry: Registry) -> None:
+    """Servers of policies get the base model back now, as far as they can be reached."""
+    for replica in registry.fleet.serving:
+        if replica.owner:
+            with suppress(ServerFault):
+                await put_weights(replica, replica.model_path, registry.base.name, registry.settings, by_file=True)
 
 
 def _served(registry: Registry, held: Held, before: Held) -> None:

@@ -19,7 +19,7 @@ from tinker.engines.sglang.registry import Held, Registry
 from tinker.engines.sglang.weights import MODEL_CONFIG
 from tinker.protocol.values import BASE, PolicyVersion
 
-GOODBYE = 5.0  # seconds in which requests under way must be taken back
+GOODBYE = 20.0  # seconds for leaving servers as they were
 WRONG_ANSWERS = 3  # until a request is given up
 log = structlog.get_logger("sglang")
 
@@ -78,11 +78,15 @@ class Serving:
             self.registry.fleet.tell()
 
     async def close(self) -> None:
-        """Whoever waits for an answer gets an EngineError; returns when they have it."""
+        """Whoever waits for an answer gets an EngineError; returns when they have it, and servers that live on have what they had before
+        us."""
         self.registry.close()
         with anyio.move_on_after(GOODBYE, shield=True):
             while self._open:
                 await self.registry.fleet.changed()
+            for held in self.registry.adapters:
+                await adapters.retire(self.registry, held)
+            await models.restore(self.registry)
 
     async def _answered(self, held: Held, cache_key: str, asked: Asked) -> Answer:
         registry, fleet = self.registry, self.registry.fleet
