@@ -10,23 +10,31 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tinker.runtime.pauses import Pauses
+
 FIRST, LONGEST = 2.0, 10.0  # seconds until something is asked again: at first, and at most
 
 
 @dataclass(slots=True)
 class Question:
-    """`due`: when it is asked again; `pause`: how long it will wait after that."""
+    """`due`: when it is asked again; `pause`: about how long it has waited for that."""
 
     message: Any
     due: float
     pause: float = FIRST
 
+    def again(self, now: float, pauses: Pauses) -> None:
+        """It is asked now, and waits longer for the next time."""
+        self.pause = min(2 * self.pause, LONGEST)
+        self.due = now + pauses.about(self.pause)
+
 
 class Asked:
-    """Questions by key, in the order in which they were first asked."""
+    """Questions by key, in the order in which they were asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Pauses) -> None:
         self._open: dict[Hashable, Question] = {}
+        self._pauses = pauses
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -48,8 +56,7 @@ class Asked:
         """What must be asked again now; each waits longer afterwards."""
         for question in list(self._open.values()):
             if question.due <= now:
-                question.pause = min(2 * question.pause, LONGEST)
-                question.due = now + question.pause
+                question.again(now, self._pauses)
                 yield question.message
 
     def everything(self, now: float) -> Iterator[Any]:
@@ -57,6 +64,12 @@ class Asked:
         for question in list(self._open.values()):
             question.due, question.pause = now + FIRST, FIRST
             yield question.message
+
+    def next(self) -> Any:
+        """One of the open questions, each time another, to see whether anybody listens. When it is asked again does not change."""
+        key = next(iter(self._open))
+        self._open[key] = question = self._open.pop(key)
+        return question.message
 
     def names(self, kind: str) -> bool:
         """Whether a message of this kind is asked."""

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import anyio
 
-from tinker.client.asked import FIRST, LONGEST, Asked, Question
+from tinker.client.asked import FIRST, Asked, Question
 from tinker.client.waiters import (
     ClientError,
     CoordinatorLost,
@@ -60,6 +60,7 @@ from tinker.protocol.to_host import (
 from tinker.protocol.values import AgentName, Edge, Phase, RunId
 from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import WireError, decode, encode
+from tinker.runtime.pauses import Pauses
 from tinker.runtime.transport import Closed, Connection, PeerSlow, Unauthorized
 
 Received = ToHost | ToAny
@@ -96,7 +97,8 @@ class Client:
         self._probe = Question(Heartbeat(), 0.0)
         self._member = False
         self._fenced = False
-        self._asked = Asked()
+        self._pauses = Pauses(hello.name)
+        self._asked = Asked(self._pauses)
         self._came: dict[Hashable, None] = {}
         self._groups = 0, 0  # groups of a rollout and of an evaluation
         self._starts: dict[tuple[int, AgentName], Arrive | Arrivals] = {}
@@ -252,17 +254,15 @@ class Client:
             now = self._clock.now()
             if not self._member:
                 if self._probe.due <= now:
-                    self._probe.pause = min(2 * self._probe.pause, LONGEST)
-                    self._probe.due = now + self._probe.pause
+                    self._probe.again(now, self._pauses)
                     self._send(self._hello)
             elif now - self._heard < FIRST:
                 self._probe = Question(Heartbeat(), now + FIRST)
                 for message in self._asked.overdue(now):
                     self._send(message)
             elif self._asked and self._probe.due <= now:
-                self._probe.pause = min(2 * self._probe.pause, LONGEST)
-                self._probe.due = now + self._probe.pause
-                self._send(Heartbeat())
+                self._probe.again(now, self._pauses)
+                self._send(self._asked.next())
 
     # --- membership ---
 

@@ -44,6 +44,7 @@ from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, Mailbo
 from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import decode, encode
+from tinker.runtime.pauses import Pauses
 from tinker.runtime.supervision import Restart
 from tinker.runtime.transport import Connection, PeerSlow
 from tinker.server.ledger import Ledger
@@ -276,9 +277,10 @@ class TaskServer:
                 self._send(WorkerFailed(message.run, message.op, message.worker, why))
 
     async def _keep_lease(self, serving: anyio.CancelScope) -> None:
+        pauses = Pauses(self.name)
         while self.clock.now() - self._heard <= self.patience:
             silent = not self._member or self.clock.now() - self._heard > self._lease / 2
-            due = self.clock.now() + (AGAIN if silent else self._lease / 3)
+            due = self.clock.now() + (pauses.about(AGAIN) if silent else self._lease / 3)
             await self.clock.sleep_until(due)
             self._send(Heartbeat() if self._member else self._hello())
             if self.clock.now() - due > LATE:
