@@ -159,12 +159,7 @@ class Play:
             for child in self.interrupt.children:
                 tasks.start_soon(partial(_tell_death, child, client), name=f"watch {child.name}")
             try:
-                with anyio.move_on_after(JOIN) as joining:
-                    await client.joined()
-                if joining.cancelled_caught:
-                    raise CoordinatorLost(
-                        f"no coordinator answers at {address}; start one with `opentinker coordinator`"
-                    )
+                await client.joined(JOIN, address)
                 exit = await self._train(client, spool)
                 await client.leave(exit.reason)
             except (CoordinatorLost, RunOver) as error:  # is it because a process of ours has died?

@@ -79,19 +79,26 @@ class SimPlay(Play):
         return await self._outcome()
 
 
-def make_play(number: int, rng: random.Random, transport: SimTransport, clock: LoopClock, disks: Disks) -> SimPlay:
-    """A host with a run that the seed chose."""
+def make_play(
+    number: int,
+    rng: random.Random,
+    transport: SimTransport,
+    clock: LoopClock,
+    disks: Disks,
+    given: Mapping[str, object],
+) -> SimPlay:
+    """A host with a run that the seed chose, but for what is given."""
     scenario = rng.choice(SCENARIOS)
     machine = f"machine of host{number}"
     directory = SimDirectory(Path(f"run{number}"), lambda: machine in disks.full)
-    request = RunRequest(run_config(rng, number), scenario, cast(RunDirectory, directory), "coordinator")
+    request = RunRequest(run_config(rng, number, given), scenario, cast(RunDirectory, directory), "coordinator")
     return SimPlay(request, Silent(), clock, transport, name=f"host{number}", machine=machine)
 
 
 _CONFIGS: dict[str, RunConfig] = {}
 
 
-def run_config(rng: random.Random, number: int) -> RunConfig:
+def run_config(rng: random.Random, number: int, fixed: Mapping[str, object]) -> RunConfig:
     """A small run. Equal choices share one value: validation is what costs here."""
     given: dict[str, Any] = {
         "scenario": "simulated",
@@ -108,6 +115,7 @@ def run_config(rng: random.Random, number: int) -> RunConfig:
         "engine": "scripted",
         "learning": {"max_tokens": 4, "every": rng.choice((1, 1, 1, 2))},
     }
+    given |= fixed
     key = repr(given)
     if key not in _CONFIGS:
         _CONFIGS[key] = resolve(given)

@@ -46,12 +46,14 @@ class Weather:
 
 
 class SimNetwork:
-    """All listeners and connections of one simulation. `sent` and `arrived` are told of every frame."""
+    """All listeners and connections of one simulation. `sent` and `arrived` are told of every frame. `every`: frames of a connection in
+    one direction of which the last is lost, always (0: none), as if to spite whoever sends in step."""
 
     def __init__(self, loop: SimLoop, seed: int, sent: Tap, arrived: Tap) -> None:
         self.loop = loop
         self.rng = random.Random(f"network {seed}")
         self.weather = Weather()
+        self.every = 0
         self.sent = sent
         self.arrived = arrived
         self.digest = hashlib.blake2b(digest_size=8)
@@ -131,6 +133,7 @@ class Stream:
         self._net = net
         self._deliver = deliver
         self._frames: list[tuple[float, bytes]] = []
+        self._carried = 0
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -140,7 +143,8 @@ class Stream:
         net.sent(self.sender, self.receiver, data)
         net.trace(self.sender, self.receiver, data, "sent")
         weather, rng = net.weather, net.rng
-        if rng.random() < weather.loss:
+        self._carried += 1
+        if rng.random() < weather.loss or (net.every and self._carried % net.every == 0):
             net.did["frames lost"] += 1
             net.trace(self.sender, self.receiver, data, "lost")
             return

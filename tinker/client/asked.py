@@ -30,11 +30,12 @@ class Question:
 
 
 class Asked:
-    """Questions by key, in the order in which they were asked."""
+    """Questions by key, in the order in which they were first asked."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._open: dict[Hashable, Question] = {}
         self._pauses = pauses
+        self._probed = -1
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -67,9 +68,8 @@ class Asked:
 
     def next(self) -> Any:
         """One of the open questions, each time another, to see whether anybody listens. When it is asked again does not change."""
-        key = next(iter(self._open))
-        self._open[key] = question = self._open.pop(key)
-        return question.message
+        self._probed += 1
+        return list(self._open.values())[self._probed % len(self._open)].message
 
     def names(self, kind: str) -> bool:
         """Whether a message of this kind is asked."""

@@ -5,7 +5,7 @@ the run answers every waiter with an error: nobody waits for ever (I5). One task
 
 Whatever is awaited is asked again until it is answered (`tinker.client.asked`), and at once after we joined anew: the coordinator restarted
 (its epoch is higher then) or gave us up. A coordinator of a lower epoch is an old one that woke up; what it says is not heard. While the
-coordinator is silent only heartbeats are sent, so that it is not flooded when it is back; after `patience` seconds it is lost.
+coordinator is silent one question at a time is sent, so that it is not flooded when it is back; after `patience` seconds it is lost.
 """
 
 from __future__ import annotations
@@ -144,9 +144,16 @@ class Client:
                     return f"the coordinator sent what is no message ({error})"
         return "the run is over"
 
-    async def joined(self) -> Welcome:
-        """Wait until the coordinator has accepted this host; ClientError with its reason if it does not."""
-        return cast(Welcome, await self._waiters.get(Welcome))
+    async def joined(self, within: float = PATIENCE, address: str = "its address") -> Welcome:
+        """Wait until the coordinator has accepted this host; ClientError with its reason if it does not, CoordinatorLost if it has said
+        nothing for so many seconds in which we ran (while we are stopped we do not hear)."""
+        waited = 0.0
+        while waited < within:
+            began = self._clock.now()
+            with anyio.move_on_after(BEAT):
+                return cast(Welcome, await self._waiters.get(Welcome))
+            waited += min(self._clock.now() - began, LATE)
+        raise CoordinatorLost(f"no coordinator answers at {address}; start one with `opentinker coordinator`")
 
     async def submit(self, spec: RunSpec) -> Admitted:
         """Hand in a run and wait until it may begin (a queue has no deadline: `on_event` says what it waits for)."""

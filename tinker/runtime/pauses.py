@@ -1,4 +1,4 @@
-"""Pauses between attempts, never twice the same: who asks again and again stays in step with nobody, and with nothing that loses its messages.
+"""Pauses between attempts, never twice the same: who asks again stays in step with nobody, and with nothing that loses its messages.
 
 Peers that were cut off together come back one after the other, and a network that loses every second message does not lose the same one for
 ever. No randomness: the same name gives the same pauses.
