@@ -78,7 +78,7 @@ def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-_declared = declare_operators()
+_declared = declare_operators() if torch.version.cuda is None else None
 stand_in_for_kernels()
 pin_nothing()
 
