@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -217,6 +219,33 @@ async def test_the_conformance_suite(engine: SglangEngine, check: Callable[[Engi
     servers = Servers((engine.replicas[0].address.url,))
     async with SglangEngine(servers, TorchEngine(str(DEMO), max_context=engine.card.context)) as other:
         await check(other)
+
+
+async def test_a_whole_run_trains_on_no_token_of_another_version(engine: SglangEngine, tmp_path: Path) -> None:
+    """The command, with all its processes. Every trained token is scored again by the update half: a foreign one would stand out."""
+    url = engine.replicas[0].address.url
+    words = [
+        "-m",
+        "coordinator.cli.main",
+        "run",
+        "guess",
+        "--rounds",
+        "3",
+        "--rollout",
+        "sglang",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    words += ["--set", f'rollout.url=["{url}"]', "--set", "evaluate_every=0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()[-2000:]
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    gaps = [each["logprob_gap_max"] for each in rows if each.get("tokens_trained")]
+    assert len(gaps) >= 4 and max(gaps) < CLOSE
+    assert sum(each.get("count/missing_logprobs", 0) for each in rows) == 0
 
 
 async def test_a_server_that_is_killed_is_started_again_and_answers_as_before(
