@@ -26,7 +26,7 @@ RANK = 104  # makes four megabytes on the demo model
 
 async def measure(python: str, pairs: int) -> tuple[int, list[float], list[float]]:
     """Bytes of the adapter; seconds of SGLang's own loads, and of ours."""
-    launch = Launch(python=python, max_rank=128)
+    launch = Launch(python=python, max_rank=128, ready=900.0)
     async with SglangEngine(Servers(launch=launch), TorchEngine(str(DEMO)), model=DEMO) as engine:
         files = dict(await engine.attach(PolicyName("ann"), LoraSpec(rank=RANK)))
         tensors = load(files["adapter_model.safetensors"])
