@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 import anyio
 import structlog
@@ -33,17 +32,22 @@ from tinker.protocol import ToCoordinator
 from tinker.protocol.to_any import Refused, Welcome
 from tinker.protocol.to_coordinator import Bye, Generated, Heartbeat, Hello, OpenTurn
 from tinker.protocol.to_host import CoordinatorLoad, Opened, TurnRefused
-from tinker.protocol.values import PeerName, Role
+from tinker.protocol.values import Edge, PeerName, Phase, Role
 from tinker.runtime.clock import Clock
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.journal import JournalError
-from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey, PeerSlow
+from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey
 
 TICK = 0.25  # seconds between looks at deadlines and leases
 MOMENT = 0.05  # seconds between looks whether all hosts have left
 LATE = 2.0  # a tick later than this says that we slept: for one lease we only listen, so that everybody is heard before a lease may end
 GRACE = 3.0  # seconds for the last messages when stopping
 DRAIN = 10.0  # seconds that hosts have to end their runs when we stop
+
+REFUSALS = (Refused, TurnRefused)
+LOAD_WITH = frozenset(
+    {(Phase.ROLLOUT, Edge.END), (Phase.EVALUATE, Edge.END)}
+)  # barriers after which turns have been played
 
 log = structlog.get_logger("coordinator")
 
@@ -73,12 +77,14 @@ class Daemon:
     stuck: str = ""
     deaths: Deaths | None = None
     _inputs: Recorder = field(init=False)
+    _arrays: Arrays | None = field(init=False)
     _outgoing: list[tuple[PeerKey, object]] = field(default_factory=list)
     _cpu_before: float = 0.0
     _stopping: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
         self._inputs = self.recorder or Recorder(self.core)
+        self._arrays = self.arrays if self._inputs.journal is not None else None  # who keeps no journal needs no stubs
 
     async def serve(self) -> None:
         self._cpu_before = self.cpu()
@@ -120,8 +126,10 @@ class Daemon:
 
     async def _read(self) -> None:
         while True:
-            for arrival in await self.listener.receive_many():
-                self._arrived(arrival)
+            burst = await self.listener.receive_many()
+            now = self.clock.now()
+            for arrival in burst:
+                self._arrived(arrival, now)
             self._flush()
             while self.stuck:  # until `_watch` could write
                 await self.clock.sleep_until(self.clock.now() + TICK)
@@ -140,7 +148,8 @@ class Daemon:
                 self._send(self._inputs.tick(now))
                 self._flush()
                 self._fence()
-                self.arrays.sweep(self.core.turns.tables)
+                if self._arrays is not None:
+                    self._arrays.sweep(self.core.turns.tables)
             if self.access is not None:
                 self.refusals.update(self.access.newly_refused())
             due = now + TICK
@@ -151,8 +160,7 @@ class Daemon:
             log.warning("lost", member=name, why="its lease ended")
             del self.names[self.keys.pop(name)]
 
-    def _arrived(self, arrival: Arrival) -> None:
-        now = self.clock.now()
+    def _arrived(self, arrival: Arrival, now: float) -> None:
         if isinstance(arrival, Disconnected):
             self._closed(arrival.peer, now)
             return
@@ -171,10 +179,12 @@ class Daemon:
         if name is not None and name not in self.core.roster.peers:
             del self.names[key], self.keys[name]
             name = None
+        if self._arrays is not None:
+            message = self._arrays.strip(message)
         if name is not None:
-            self._step(name, cast(ToCoordinator, self.arrays.strip(message)), now)
+            self._step(name, message, now)
         elif isinstance(message, Hello):
-            self._join(key, cast(Hello, self.arrays.strip(message)), now)
+            self._join(key, message, now)
         else:
             self._refuse(key, type(message).__name__, "you are no member; say Hello first", "not a member")
 
@@ -210,20 +220,22 @@ class Daemon:
         return ""
 
     def _step(self, name: PeerName, message: ToCoordinator, now: float) -> None:
-        if isinstance(message, Heartbeat):
+        kind = type(message)
+        if kind is Heartbeat:
             self._send([(name, Welcome(self.core.name, self.core.epoch, self.core.lease))])
-        self._write(events.heard(name, message))
+        if kind in events.HEARD:
+            self._write(events.heard(name, message))
         sends = self._inputs.step(name, message, now)
         for _, answer in sends:
-            if isinstance(answer, Refused | TurnRefused):
+            if isinstance(answer, REFUSALS):
                 why = "draining" if self.core.draining in answer.reason and self.core.draining else "not allowed"
-                self.refusals[type(message).__name__, why] += 1
+                self.refusals[kind.__name__, why] += 1
                 self._write(events.refused(name, message, answer))
         self._send(sends)
-        if isinstance(message, OpenTurn | Generated):
+        if self._arrays is not None and isinstance(message, OpenTurn | Generated):
             turn = message.turn
-            self.arrays.settle(turn, self.core.turns.tables.get((turn.run, turn.episode)))
-        if isinstance(message, Bye):
+            self._arrays.settle(turn, self.core.turns.tables.get((turn.run, turn.episode)))
+        if kind is Bye:
             self.names.pop(self.keys.pop(name), None)
 
     def _join(self, key: PeerKey, hello: Hello, now: float) -> None:
@@ -252,17 +264,18 @@ class Daemon:
             if key is None:
                 self.counts["undeliverable"] += 1
                 continue
-            self._write(events.told(name, message))
-            if isinstance(message, Opened):
-                self.on_opened(message)
+            if type(message) in events.TOLD:
+                self._write(events.told(name, message))
+                if isinstance(message, Opened):
+                    self.on_opened(message)
             try:
-                self._outgoing.append((key, self.arrays.fill(message)))
+                self._outgoing.append((key, self._arrays.fill(message) if self._arrays is not None else message))
             except Missing as error:  # it is asked for again
                 self._undeliverable(name, message, str(error))
 
     def _flush(self) -> None:
-        """Send what a whole burst made us say at once: sent one by one, each message would wake ZeroMQ's thread and be a packet. What
-        made us say it is in the journal before."""
+        """Send what a whole burst made us say at once, to each peer in one piece: sent one by one, each message would wake ZeroMQ's thread
+        and be a packet. What made us say it is in the journal before."""
         try:
             self._inputs.commit()
         except JournalError as error:
@@ -271,18 +284,29 @@ class Daemon:
             self.stuck = str(error)
             return
         self.stuck = ""
-        for key, message in self._outgoing:
-            self._send_to(key, message)
-        self._outgoing.clear()
+        outgoing, self._outgoing = self._outgoing, []
+        by_peer: dict[PeerKey, list[object]] = {}
+        for key, message in outgoing:
+            by_peer.setdefault(key, []).append(message)
+        for key, messages in by_peer.items():
+            self._send_to(key, messages)
 
-    def _send_to(self, key: PeerKey, message: object) -> None:
+    def _send_to(self, key: PeerKey, messages: list[object]) -> None:
+        """In this order. What cannot be sent is counted and named."""
+        if any(type(each) is Opened and (each.phase, each.edge) in LOAD_WITH for each in messages):
+            messages.append(CoordinatorLoad(self.cpu() - self._cpu_before, self.core.counts["turns"], self.messages))
+        frames = []
+        for message in messages:
+            try:
+                frames.append(encode(message))
+            except WireError as error:
+                self._undeliverable(self.names.get(key, PeerName("unknown")), message, str(error))
         try:
-            self.listener.send(key, encode(message))
-            if isinstance(message, Opened):
-                load = CoordinatorLoad(self.cpu() - self._cpu_before, self.core.counts["turns"], self.messages)
-                self.listener.send(key, encode(load))
-        except (PeerGone, PeerSlow, WireError) as error:
-            self._undeliverable(self.names.get(key, PeerName("unknown")), message, str(error))
+            taken, why = self.listener.send_many(key, frames), "it does not read, and its queue is full"
+        except PeerGone as error:
+            taken, why = 0, str(error)
+        for message in messages[len(messages) - len(frames) + taken :]:
+            self._undeliverable(self.names.get(key, PeerName("unknown")), message, why)
 
     def _undeliverable(self, name: PeerName, message: object, why: str) -> None:
         self.counts["undeliverable"] += 1

@@ -139,7 +139,8 @@ class Recorder:
         return self._keep(self.core.join(hello, now), now, "join", hello.name, message=hello)
 
     def step(self, peer: PeerName, message: ToCoordinator, now: float) -> Sends:
-        return self._keep(self.core.step(peer, message, now), now, "step", peer, message=message)
+        sends = self.core.step(peer, message, now)
+        return sends if self.journal is None else self._keep(sends, now, "step", peer, message=message)
 
     def part(self, peer: PeerName, now: float) -> Sends:
         return self._keep(self.core.part(peer, now), now, "part", peer)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sim_loop import SimLoop
@@ -256,6 +256,14 @@ class SimListener:
         if len(link.down) + link.waiting >= self._limits.queue:
             raise PeerSlow(f"too many frames wait for peer {peer!r}: it does not read")
         link.down.carry(data)
+
+    def send_many(self, peer: PeerKey, frames: Sequence[bytes]) -> int:
+        for taken, data in enumerate(frames):
+            try:
+                self.send(peer, data)
+            except PeerSlow:
+                return taken
+        return len(frames)
 
     def take(self, peer: PeerKey, data: bytes) -> None:
         """From the network."""

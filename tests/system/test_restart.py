@@ -114,6 +114,10 @@ class Leaky:
         if not self._loses():
             self._listener.send(peer, data)
 
+    def send_many(self, peer: PeerKey, frames: Sequence[bytes]) -> int:
+        kept = [data for data in frames if not self._loses()]
+        return len(frames) - len(kept) + self._listener.send_many(peer, kept)
+
 
 @pytest.mark.parametrize("one_in", [3, 5, 10])
 async def test_lost_messages_heal(tmp_path: Path, one_in: int) -> None:

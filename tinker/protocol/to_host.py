@@ -223,7 +223,7 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLoad:
-    """What coordination cost so far, in this coordinator process (sent with every opened barrier)."""
+    """What coordination cost so far, in this coordinator process (sent when a rollout or an evaluation ends)."""
 
     cpu_seconds: float
     turns: int

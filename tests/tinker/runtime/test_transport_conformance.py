@@ -100,6 +100,44 @@ async def test_frames_keep_their_order_in_both_directions(transport: Transport) 
         assert [await connection.receive() for _ in sent] == sent
 
 
+async def test_frames_that_leave_together_arrive_one_by_one_and_in_order(transport: Transport) -> None:
+    async with both(transport) as (listener, connection):
+        connection.send(b"hello")
+        peer, _ = await frame(listener)
+        sent = [b"%d" % n for n in range(1000)]
+        listener.send(peer, b"before")
+        assert listener.send_many(peer, sent[:1]) == 1 and listener.send_many(peer, sent[1:]) == 999
+        assert listener.send_many(peer, []) == 0
+        listener.send(peer, b"after")
+        assert [await connection.receive() for _ in range(1002)] == [b"before", *sent, b"after"]
+
+
+async def test_of_frames_that_leave_together_a_slow_reader_gets_those_that_were_taken(transport: Transport) -> None:
+    async with both(transport, Limits(queue=50)) as (listener, connection):
+        connection.send(b"hello")
+        peer, _ = await frame(listener)
+        count, taken = 0, 100
+        while taken == 100:
+            taken = listener.send_many(peer, [b"%d" % n + bytes(20_000) for n in range(count, count + 100)])
+            count += taken
+        assert count >= 50 and taken < 100
+        assert listener.send_many(peer, [b"one more"]) == 0
+        arrived = [int((await connection.receive()).rstrip(b"\0")) for _ in range(count)]
+        assert arrived == list(range(count))
+
+
+async def test_frames_that_leave_together_are_refused_together(transport: Transport) -> None:
+    async with both(transport, Limits(frame=1000)) as (listener, connection):
+        connection.send(b"hello")
+        peer, _ = await frame(listener)
+        with pytest.raises(FrameTooLarge):
+            listener.send_many(peer, [b"small", bytes(1001)])
+        with pytest.raises(PeerGone):
+            listener.send_many(PeerKey(b"nobody"), [b"small", b"small"])
+        listener.send(peer, b"the first to arrive")
+        assert await connection.receive() == b"the first to arrive"
+
+
 @pytest.mark.parametrize("side", ["listener", "connection"])
 async def test_frames_keep_their_order_while_queues_fill_and_empty(transport: Transport, side: str) -> None:
     count = 6000

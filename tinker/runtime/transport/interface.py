@@ -9,7 +9,7 @@ Cancelling a `receive` loses nothing. One task receives at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -88,6 +88,10 @@ class Listener(Protocol):
     def send(self, peer: PeerKey, data: bytes) -> None:
         """Hand over or queue. PeerGone, PeerSlow or FrameTooLarge: nothing was sent. Frames still queued for a peer that disconnects
         are lost and counted in `undeliverable`."""
+
+    def send_many(self, peer: PeerKey, frames: Sequence[bytes]) -> int:
+        """Hand over or queue these, in this order, and cheaper than one by one: how many were taken, less than all if the queue is full.
+        PeerGone or FrameTooLarge: nothing was sent."""
 
     def identity(self, peer: PeerKey) -> str | None:
         """Who the guard says this peer is. It holds for every frame that has arrived from the peer. None: no guard, or no such peer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import count
 
 from tinker.runtime.transport.inbox import Inbox
@@ -170,6 +171,16 @@ class MemoryListener:
         if connection is None:
             raise PeerGone(f"no peer {peer!r} is connected to {self.address}")
         connection.deliver(data)
+
+    def send_many(self, peer: PeerKey, frames: Sequence[bytes]) -> int:
+        for data in frames:
+            self._limits.check(data)
+        for taken, data in enumerate(frames):
+            try:
+                self.send(peer, data)
+            except PeerSlow:
+                return taken
+        return len(frames)
 
     async def aclose(self, grace: float = 0.0) -> int:
         """`grace` is not needed: what was sent has arrived."""
