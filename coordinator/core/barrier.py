@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,17 @@ def gather(members: tuple[str, ...]) -> Barrier:
 
 def arrive(barrier: Barrier, members: Sequence[str], now: float) -> Barrier:
     """The barrier after these have arrived; one that has arrived before changes nothing. KeyError names one that is not a member."""
-    fresh = tuple(dict.fromkeys(member for member in members if member in barrier.awaited))
+    come = dict.fromkeys(members)
+    everybody = come.keys() == barrier.awaited
+    fresh = tuple(come if everybody else [member for member in come if member in barrier.awaited])
     if len(fresh) < len(members):
         for stranger in set(members) - set(barrier.members):
             raise KeyError(stranger)
     if not fresh:
         return barrier
-    awaited = barrier.awaited - set(fresh)
-    return Barrier(barrier.members, (*barrier.arrived, *((member, now) for member in fresh)), not awaited, awaited)
+    awaited = frozenset[str]() if everybody else barrier.awaited - set(fresh)
+    arrived = (*barrier.arrived, *zip(fresh, repeat(now)))
+    return Barrier(barrier.members, arrived, not awaited, awaited)
 
 
 def leave_out(barrier: Barrier) -> Barrier:

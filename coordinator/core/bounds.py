@@ -23,6 +23,8 @@ def check(
 ) -> None:
     """ArrivalRefused if an agent comes with a version that is not its policy's, too early, or while an operation (`moving`) still moves
     its weights. Nobody else is looked at: agents of other runs, and those that come again, whose version may be an old one by now."""
+    if not (updates.overlap or message.digests or moving) and all_newest(message, rounds, versions):
+        return
     digests = message.digests or [""] * len(message.agents)
     for name, number, digest in zip(message.agents, message.versions, digests, strict=False):
         if name not in rounds.agents or (updates.overlap and _again(message, rounds, updates, name)):
@@ -43,6 +45,12 @@ def check(
             raise ArrivalRefused(f"{name} arrives with digest {digest[:12]} of {policy}@{number}, published is {ours}")
         if name in moving and not beside:
             raise ArrivalRefused(f"{name} arrives while its operation {moving[name]} is still running")
+
+
+def all_newest(message: Arrivals, rounds: Rounds, versions: Versions) -> bool:
+    """Whether it is quick to see that these are all agents of the run, with the newest versions, as they nearly always are."""
+    everybody = len(message.agents) == len(rounds.agents) and message.agents == tuple(rounds.agents)
+    return everybody and message.versions == tuple(map(versions.current.get, rounds.players))
 
 
 def _again(message: Arrivals, rounds: Rounds, updates: Updates, agent: AgentName) -> bool:

@@ -48,9 +48,10 @@ def begin(
     samples: Mapping[AgentName, int],
 ) -> tuple[UpdateOrder, tuple[AgentName, ...]]:
     """The gate of one round, and who is admitted at once. Agents that no group names form a last group of their own."""
+    with_rows = {name for name, rows in samples.items() if rows > 0}
+    is_due = {agent.name for agent in agents if agent.name in with_rows and due(agent, round, samples[agent.name])}
     named = {agent for group in groups for agent in group}
-    rest = tuple(agent.name for agent in agents if agent.name not in named)
-    is_due = {agent.name for agent in agents if due(agent, round, samples.get(agent.name, 0))}
+    rest = tuple([agent.name for agent in agents if agent.name in is_due and agent.name not in named])
     filtered = (tuple(agent for agent in group if agent in is_due) for group in (*groups, rest))
     order = UpdateOrder(tuple(group for group in filtered if group))
     return order, order.groups[0] if order.groups else ()

@@ -17,7 +17,8 @@ Invariants (checked by `violations`):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import repeat
 
 from coordinator.core import barrier as barriers
 from coordinator.core import order as orders
@@ -25,6 +26,7 @@ from coordinator.core.barrier import Barrier
 from coordinator.core.deadlines import check_rules
 from coordinator.core.order import UpdateOrder
 from coordinator.core.updates import lags
+from tinker.protocol.making import changed
 from tinker.protocol.to_coordinator import AgentSpec, Arrivals, Arrive, RunSpec
 from tinker.protocol.to_host import MayUpdate, Opened
 from tinker.protocol.values import AgentName, Edge, Ended, EpisodeId, Phase, PolicyName
@@ -34,6 +36,11 @@ KEPT = 12  # openings kept for arrivals that come again
 
 Ready = Callable[[PolicyName, int], bool]
 At = tuple[int, Phase, Edge]
+
+
+def everything(_: PolicyName, __: int) -> bool:
+    """Ready: all of these versions are, and need not be looked at one by one."""
+    return True
 
 
 class ArrivalRefused(Exception):
@@ -128,8 +135,10 @@ def arrive(rounds: Rounds, message: Arrivals, ready: Ready, now: float) -> tuple
             if name in early:
                 raise ArrivalRefused(f"{name} has not been admitted to its update of round {rounds.round}")
     if (rounds.phase, rounds.edge) == (Phase.UPDATE, Edge.START):
-        samples = zip(message.agents, message.samples or [0] * len(message.agents), strict=True)
-        rounds = replace(rounds, samples={**rounds.samples, **{name: n for name, n in samples if name in come}})
+        rows = dict(zip(message.agents, message.samples or repeat(0), strict=False))
+        if len(come) < len(rows):
+            rows = {name: rows[name] for name in come}
+        rounds = changed(rounds, samples={**rounds.samples, **rows})
     return _settle(rounds, come, ready, now)
 
 
@@ -138,7 +147,7 @@ def account(rounds: Rounds, episode: EpisodeId, ended: Ended, now: float) -> tup
     if episode not in rounds.unaccounted:
         return rounds, ()
     counts = {**rounds.ended, ended: rounds.ended.get(ended, 0) + 1}
-    after = replace(rounds, unaccounted=rounds.unaccounted - {episode}, ended=counts)
+    after = changed(rounds, unaccounted=rounds.unaccounted - {episode}, ended=counts)
     return _pass(after, now)
 
 
@@ -148,11 +157,11 @@ def leave_out(rounds: Rounds, now: float) -> tuple[Rounds, tuple[Effect, ...]]:
     if rounds.of_agents:
         out = rounds.barrier.missing
         left = barriers.leave_out(rounds.barrier)
-        rounds = replace(rounds, held={}, dropped=rounds.dropped.union(map(AgentName, out)), barrier=left)
+        rounds = changed(rounds, held={}, dropped=rounds.dropped.union(map(AgentName, out)), barrier=left)
     else:
         out = tuple(map(str, sorted(rounds.unaccounted)))
         counts = {**rounds.ended, Ended.DROPPED: rounds.ended.get(Ended.DROPPED, 0) + len(out)}
-        rounds = replace(rounds, unaccounted=frozenset(), ended=counts)
+        rounds = changed(rounds, unaccounted=frozenset(), ended=counts)
     return _pass(rounds, now, out)
 
 
@@ -166,19 +175,19 @@ def _settle(
 ) -> tuple[Rounds, tuple[Effect, ...]]:
     """These come with these versions, after those that are held: who is ready is counted, the others are held."""
     waiting = {**{name: held.version for name, held in rounds.held.items()}, **come} if rounds.held else come
+    agents = rounds.agents
+    counted = dict(waiting)
+    if ready is not everything:
+        counted = {name: number for name, number in waiting.items() if ready(agents[name].policy, number)}
     held: dict[AgentName, Arrive] = {}
-    counted: dict[AgentName, int] = {}
-    for name, number in waiting.items():
-        if ready(rounds.agents[name].policy, number):
-            counted[name] = number
-        else:
-            held[name] = Arrive(rounds.spec.run, *rounds.at, name, number, rounds.samples.get(name, 0))
+    for name in [name for name in waiting if name not in counted] if len(counted) < len(waiting) else ():
+        held[name] = Arrive(rounds.spec.run, *rounds.at, name, waiting[name], rounds.samples.get(name, 0))
     order, admitted = rounds.order, tuple[AgentName, ...]()
     if (rounds.phase, rounds.edge) == (Phase.UPDATE, Edge.END):
         order, admitted = orders.finish(order, counted)
     barrier = barriers.arrive(rounds.barrier, tuple(counted), now)
     versions = {**rounds.versions, **counted}
-    rounds = replace(rounds, held=held, versions=versions, barrier=barrier, order=order)
+    rounds = changed(rounds, held=held, versions=versions, barrier=barrier, order=order)
     rounds, opened = _pass(rounds, now)
     return rounds, (*(MayUpdate(rounds.spec.run, rounds.round, each) for each in admitted), *opened)
 
@@ -198,19 +207,20 @@ def missing(rounds: Rounds) -> tuple[str, ...]:
 def _pass(rounds: Rounds, now: float, dropped: tuple[str, ...] = ()) -> tuple[Rounds, tuple[Effect, ...]]:
     """Open the current barrier if it is full, and gather at the next one."""
     if not rounds.of_agents and not rounds.unaccounted:
-        rounds = replace(rounds, barrier=barriers.arrive(rounds.barrier, (EPISODES,), now))
+        rounds = changed(rounds, barrier=barriers.arrive(rounds.barrier, (EPISODES,), now))
     if not rounds.barrier.opened or rounds.finished:
         return rounds, ()
+    names, times = zip(*rounds.barrier.arrived, strict=True) if rounds.barrier.arrived else ((), ())
     opening = Opened(
         rounds.spec.run,
         *rounds.at,
-        tuple([name for name, _ in rounds.barrier.arrived]),
-        tuple([now - at for _, at in rounds.barrier.arrived]),
-        tuple([agent.policy for agent in rounds.spec.agents]),
-        tuple([rounds.versions.get(name, 0) for name in rounds.agents]),
+        names,
+        tuple([now - at for at in times]),
+        tuple(rounds.players),
+        tuple(map(rounds.versions.get, rounds.agents, repeat(0))),
         dropped,
     )
-    rounds = replace(rounds, openings=(*rounds.openings[-KEPT + 1 :], opening))
+    rounds = changed(rounds, openings=(*rounds.openings[-KEPT + 1 :], opening))
     if rounds.edge == Edge.START:
         rounds, effects = _inside(rounds)
     else:
@@ -222,19 +232,22 @@ def _inside(rounds: Rounds) -> tuple[Rounds, tuple[Effect, ...]]:
     """The phase has begun: gather at its end."""
     spec = rounds.spec
     if rounds.phase == Phase.UPDATE:
-        samples = {name: n for name, n in rounds.samples.items() if name not in rounds.dropped}
+        samples = rounds.samples
+        if rounds.dropped:
+            samples = {name: n for name, n in samples.items() if name not in rounds.dropped}
         order, admitted = orders.begin(spec.agents, spec.update_order, rounds.round, samples)
-        after = replace(rounds, edge=Edge.END, barrier=_agents(rounds), order=order)
+        after = changed(rounds, edge=Edge.END, barrier=_agents(rounds), order=order)
         return after, tuple(MayUpdate(spec.run, rounds.round, agent) for agent in admitted)
     groups = _groups(rounds)
     everything = frozenset(episode for group in groups for episode in group)
-    after = replace(rounds, edge=Edge.END, barrier=barriers.gather((EPISODES,)), unaccounted=everything, ended={})
+    after = changed(rounds, edge=Edge.END, barrier=barriers.gather((EPISODES,)), unaccounted=everything, ended={})
     return after, (Begin(groups),)
 
 
 def _agents(rounds: Rounds) -> Barrier:
     """A barrier for the agents of this round."""
-    return barriers.gather(tuple([name for name in rounds.agents if name not in rounds.dropped]))
+    dropped = rounds.dropped
+    return barriers.gather(tuple([name for name in rounds.agents if name not in dropped] if dropped else rounds.agents))
 
 
 def _groups(rounds: Rounds) -> tuple[tuple[EpisodeId, ...], ...]:
@@ -265,7 +278,7 @@ def accounted(rounds: Rounds, episode: EpisodeId) -> tuple[Effect, ...]:
 def restart(rounds: Rounds, now: float) -> Rounds:
     """The coordinator restarted, perhaps on a clock that began anew: nobody has arrived in the future."""
     arrived = tuple((member, min(at, now)) for member, at in rounds.barrier.arrived)
-    return replace(rounds, barrier=replace(rounds.barrier, arrived=arrived))
+    return changed(rounds, barrier=changed(rounds.barrier, arrived=arrived))
 
 
 def _onward(rounds: Rounds) -> Rounds:
@@ -274,13 +287,13 @@ def _onward(rounds: Rounds) -> Rounds:
     rest = here[here.index(rounds.phase) + 1 :]
     number = rounds.round if rest else rounds.round + 1
     if number > rounds.spec.rounds:
-        return replace(rounds, finished=True)
+        return changed(rounds, finished=True)
     dropped = rounds.dropped if rest else frozenset()
     phase = (rest or phases(rounds.spec, number))[0]
-    after = replace(
+    after = changed(
         rounds, round=number, phase=phase, edge=Edge.START, dropped=dropped, samples={}, order=UpdateOrder(())
     )
-    return replace(after, barrier=_agents(after))
+    return changed(after, barrier=_agents(after))
 
 
 def check_columns(rounds: Rounds, message: Arrivals) -> None:

@@ -125,8 +125,15 @@ class Run:
         if (message.round, message.phase, message.edge) == self.rounds.at:
             self._check_versions(message)
             held = self.rounds.held
-            again = [PolicyVersion(self.rounds.agents[n].policy, held[n].version) for n in message.agents if n in held]
-        sends = self._moved(*rnd.arrive(self.rounds, message, self.versions.loaded, now), now)
+            names = [name for name in message.agents if name in held] if held else []
+            again = [PolicyVersion(self.rounds.agents[name].policy, held[name].version) for name in names]
+        quick = (
+            not self.versions.loading
+            and self.versions.workers
+            and bounds.all_newest(message, self.rounds, self.versions)
+        )
+        ready = rnd.everything if quick else self.versions.loaded
+        sends = self._moved(*rnd.arrive(self.rounds, message, ready, now), now)
         return sends + [send for version in again for send in self._load(version)]
 
     def _at_gate(self, message: Arrivals, now: float) -> Sends:

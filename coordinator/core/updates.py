@@ -55,7 +55,8 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Updates:
     """`gates`: of rounds in which somebody is not done, oldest first. `last`: the newest round whose gate was opened. `marks`: (round,
-    version) of the ends of each agent's updates, as far back as the start of a rollout may still ask."""
+    version) of the ends of each agent's updates, as far back as the start of a rollout may still ask. `overlap`: whether the run has this
+    track, because some agent may lag; else updates are a phase between barriers (`coordinator.core.rounds`)."""
 
     run: RunId
     agents: Mapping[AgentName, AgentSpec] = field(default_factory=dict)
@@ -63,11 +64,7 @@ class Updates:
     gates: tuple[Gate, ...] = ()
     last: int = 0
     marks: Mapping[AgentName, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-
-    @property
-    def overlap(self) -> bool:
-        """Whether the run has this track: some agent may lag. Else updates are a phase between barriers (`coordinator.core.rounds`)."""
-        return any(agent.max_lag > 0 for agent in self.agents.values())
+    overlap: bool = False
 
     @property
     def updating(self) -> frozenset[AgentName]:
@@ -83,7 +80,8 @@ def lags(spec: RunSpec) -> bool:
 def begin(spec: RunSpec) -> Updates:
     named = {agent for group in spec.update_order for agent in group}
     rest = tuple(agent.name for agent in spec.agents if agent.name not in named)
-    return Updates(spec.run, {agent.name: agent for agent in spec.agents}, (*spec.update_order, rest))
+    agents = {agent.name: agent for agent in spec.agents}
+    return Updates(spec.run, agents, (*spec.update_order, rest), overlap=lags(spec))
 
 
 def open_gate(updates: Updates, round: int, members: Sequence[AgentName]) -> Updates:

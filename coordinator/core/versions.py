@@ -84,6 +84,8 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
 
 def recent(versions: Versions) -> dict[PolicyName, int]:
     """The oldest of the `KEPT` newest versions of each policy."""
+    if len(versions.served) <= len(versions.current):
+        return dict(versions.current)  # there is one of each
     numbers: dict[PolicyName, list[int]] = {}
     for version in versions.served:
         numbers.setdefault(version.policy, []).append(version.version)
@@ -92,7 +94,7 @@ def recent(versions: Versions) -> dict[PolicyName, int]:
 
 def retire(versions: Versions, oldest: Mapping[PolicyName, int]) -> tuple[Versions, tuple[PolicyVersion, ...]]:
     """Forget versions older than these, for which nobody may ask any more; returns those to unload."""
-    old = tuple(sorted(v for v in versions.served if v.version < oldest.get(v.policy, 0)))
+    old = tuple(sorted([v for v in versions.served if v.version < oldest.get(v.policy, 0)]))
     if not old:
         return versions, ()
     gone = set(old)

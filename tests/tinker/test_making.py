@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass
+from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args
 
 import pytest
 
 from tinker.protocol import Message
-from tinker.protocol.making import maker
+from tinker.protocol.making import changed, maker
 from tinker.protocol.values import EpisodeId, Metric, Phase
 
 EPISODE = EpisodeId(1, Phase.ROLLOUT, 2)
@@ -61,3 +61,17 @@ def test_defaults_are_those_of_the_class_unless_one_is_made_anew_each_time() -> 
     with pytest.raises(TypeError):
         maker(Counted)("n")
     assert maker(Counted)("n", {}) == Counted("n")
+
+
+def test_a_changed_copy_is_that_of_replace_and_as_frozen() -> None:
+    after = changed(EPISODE, index=5, round=7)
+    assert after == replace(EPISODE, index=5, round=7) and type(after) is EpisodeId and EPISODE.index == 2
+    with pytest.raises(FrozenInstanceError):
+        after.round = 2  # type: ignore[misc]
+
+
+def test_a_field_that_is_not_there_and_a_class_that_checks_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        changed(EPISODE, number=1)
+    with pytest.raises(TypeError, match=r"dataclasses\.replace"):
+        changed(Checked(1), number=-1)
