@@ -25,7 +25,8 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from coordinator.app.processes import CoordinatorSettings, log_to_stderr, run_coordinator
+from coordinator.app.logs import log_to_stderr
+from coordinator.app.processes import CoordinatorSettings, run_coordinator
 from tinker.client import Client
 from tinker.protocol import ToAny, ToHost, ToTaskserver
 from tinker.protocol.operations import Attach, Published
@@ -106,7 +107,7 @@ def daemon(profile: str = "") -> None:
     if not profile:
         asyncio.run(run_coordinator(CoordinatorSettings("tcp://127.0.0.1:0", "coordinator")))
         return
-    profiler = cProfile.Profile()
+    profiler = cProfile.Profile(time.thread_time)
     profiler.runcall(asyncio.run, run_coordinator(CoordinatorSettings("tcp://127.0.0.1:0", "coordinator")))
     profiler.dump_stats(profile)
 

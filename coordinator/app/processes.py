@@ -7,18 +7,15 @@ once), and leaves when the process that started it is gone (`parent`), so that n
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import structlog
@@ -41,7 +38,6 @@ from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
 from tinker.tokens import Tokenizer, check_model_dir
 
 PARENT_POLL = 0.5  # seconds between looks whether our parent still lives
-LogFormat = Literal["logfmt", "json"]
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
@@ -260,22 +256,3 @@ def _ready(address: str, **pages: str) -> None:
 def _once(call: Callable[[], None]) -> Callable[[], None]:
     calls = [call]
     return lambda: calls.pop()() if calls else None
-
-
-def log_to_stderr(format: LogFormat = "logfmt") -> None:
-    """One line per event: key=value pairs, or a JSON object."""
-    if format == "json":
-        render: structlog.typing.Processor = structlog.processors.JSONRenderer()
-    else:
-        render = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -187,7 +187,8 @@ def coordinator(
 ) -> None:
     """Run a coordinator daemon."""
     from coordinator.app.access import given_keys
-    from coordinator.app.processes import CoordinatorSettings, log_to_stderr, run_coordinator
+    from coordinator.app.logs import log_to_stderr
+    from coordinator.app.processes import CoordinatorSettings, run_coordinator
 
     log_to_stderr(log_format)
     try:
@@ -228,8 +229,9 @@ def taskserver(
 ) -> None:
     """Run a task server: rollout, forward and update pools on one model."""
     from coordinator.app.access import given_keys
+    from coordinator.app.logs import log_to_stderr
     from coordinator.app.models import model_directory
-    from coordinator.app.processes import TaskServerSettings, log_to_stderr, run_taskserver
+    from coordinator.app.processes import TaskServerSettings, run_taskserver
 
     log_to_stderr(log_format)
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from coordinator.core import order as orders
 from tinker.protocol.to_coordinator import AgentSpec, RunSpec
@@ -74,7 +75,7 @@ class Updates:
 
 def lags(spec: RunSpec) -> bool:
     """Whether rollouts and updates of this run overlap."""
-    return any(agent.max_lag > 0 for agent in spec.agents)
+    return any(map(attrgetter("max_lag"), spec.agents))
 
 
 def begin(spec: RunSpec) -> Updates:

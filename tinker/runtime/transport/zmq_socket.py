@@ -23,6 +23,9 @@ from tinker.runtime.transport.interface import Closed, Limits, TransportError
 from tinker.runtime.transport.security import Guard
 from tinker.runtime.transport.zap import ZapHandler
 
+# ZeroMQ's flags as plain integers: its enumerations take longer than what they are for
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 SAFETY_POLL = 0.25  # seconds
 HIGH_WATER = 1000  # frames ZeroMQ itself holds per peer and direction
 HANDSHAKE_MS = 10_000  # a peer that has not shaken hands by then is cut off
@@ -102,7 +105,7 @@ class OwnedSocket:
 
     @property
     def readable(self) -> bool:
-        return bool(int(self.raw.get(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self.raw.get(EVENTS)) & POLLIN)
 
     def abandon(self) -> None:
         """It was never started."""
