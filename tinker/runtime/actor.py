@@ -108,14 +108,12 @@ class ActorRef(Generic[M, R]):
 
     async def dead(self) -> Death:
         """Wait until it has ended. No deadline: an actor may live as long as the process."""
-        await self._cell.ended.wait()
-        assert self._cell.death is not None
-        return self._cell.death
+        return await self._cell.over()
 
     def watch(self, callback: Callable[[Death], None]) -> None:
         """Call this once when it has ended; at once if it has already."""
         if self._cell.death is None:
-            self._cell.watchers.append(callback)
+            self._cell.watchers = (*self._cell.watchers, callback)
         else:
             callback(self._cell.death)
 
@@ -157,7 +155,7 @@ class ActorSystem:
                     cell.stop()
                 with anyio.move_on_after(self._grace):
                     for cell in cells:
-                        await cell.ended.wait()
+                        await cell.over()
         finally:
             self._group.cancel_scope.cancel()
             await self._group.__aexit__(None, None, None)  # the body's own exception goes on as it is, in no group
@@ -170,12 +168,12 @@ class ActorSystem:
             raise ActorError(f"an actor named {name!r} is alive: stop it first, or choose another name")
         cell = _Cell(name, factory, mailbox, Intensity(restart), self._clock, self._on_failure)
         self._cells[name] = cell
-        cell.watchers.append(lambda death: self._forget(death.actor))
+        cell.watchers = (self._forget,)
         self._group.start_soon(cell.run, name=f"actor {name}")
         return ActorRef(cell)
 
-    def _forget(self, name: str) -> None:
-        del self._cells[name]
+    def _forget(self, death: Death) -> None:
+        del self._cells[death.actor]
 
 
 @dataclass(slots=True)
@@ -185,7 +183,27 @@ class _Envelope(Generic[M, R]):
 
 
 class _Cell(Generic[M, R]):
-    """One actor's mailbox, task and life, across restarts."""
+    """One actor's mailbox, task and life, across restarts. An actor that waits for work holds nothing that it may never need."""
+
+    __slots__ = (
+        "_at_hand",
+        "_capacity",
+        "_clock",
+        "_ended",
+        "_factory",
+        "_intensity",
+        "_next_life",
+        "_on_failure",
+        "_resting",
+        "_stopping",
+        "_wake",
+        "counts",
+        "death",
+        "mailbox",
+        "name",
+        "scope",
+        "watchers",
+    )
 
     def __init__(
         self,
@@ -197,11 +215,10 @@ class _Cell(Generic[M, R]):
         on_failure: Callable[[str, Exception], None] | None,
     ) -> None:
         self.name = name
-        self.mailbox: deque[_Envelope[M, R]] = deque()
+        self.mailbox: deque[_Envelope[M, R]] | tuple[()] = ()
         self.counts = Counts()
         self.death: Death | None = None
-        self.ended = anyio.Event()
-        self.watchers: list[Callable[[Death], None]] = []
+        self.watchers: tuple[Callable[[Death], None], ...] = ()
         self.scope = anyio.CancelScope()
         self._factory = factory
         self._next_life: Actor[M, R] | None = factory()
@@ -209,6 +226,7 @@ class _Cell(Generic[M, R]):
         self._intensity = intensity
         self._clock = clock
         self._on_failure = on_failure
+        self._ended: anyio.Event | None = None  # once somebody waits for the end
         self._at_hand: _Envelope[M, R] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._stopping = False
@@ -223,8 +241,18 @@ class _Cell(Generic[M, R]):
             raise ActorDead(Death(self.name, "is stopping"))
         if len(self.mailbox) >= self._capacity:
             raise MailboxFull(f"{self._capacity} messages wait for actor {self.name!r}, which is all its mailbox holds")
+        if not isinstance(self.mailbox, deque):
+            self.mailbox = deque()
         self.mailbox.append(_Envelope(message, answer))
         self._rouse()
+
+    async def over(self) -> Death:
+        """Wait for its end."""
+        if self.death is None:
+            self._ended = self._ended or anyio.Event()
+            await self._ended.wait()
+        assert self.death is not None
+        return self.death
 
     def stop(self) -> None:
         self._stopping = True
@@ -291,6 +319,7 @@ class _Cell(Generic[M, R]):
                 if envelope.answer is None or not envelope.answer.done():
                     return envelope
                 self.counts.abandoned += 1
+            self.mailbox = ()
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await self._wake
@@ -331,11 +360,12 @@ class _Cell(Generic[M, R]):
         """Tell everyone who waits, then the watchers."""
         self.death = death
         waiting = [self._at_hand, *self.mailbox] if self._at_hand is not None else list(self.mailbox)
-        self.mailbox.clear()
+        self.mailbox = ()
         self._at_hand = None
         for envelope in waiting:
             self._fail(envelope, ActorDead(death))
-        self.ended.set()
+        if self._ended is not None:
+            self._ended.set()
         for watcher in self.watchers:
             watcher(death)
 

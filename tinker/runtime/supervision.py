@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 
@@ -37,16 +36,16 @@ class Death:
 class Intensity:
     """Counts one actor's failures against its policy."""
 
+    __slots__ = ("_failures", "_policy")  # most actors never fail
+
     def __init__(self, policy: Restart) -> None:
         self._policy = policy
-        self._failures: deque[float] = deque()
+        self._failures: tuple[float, ...] = ()
 
     def failed(self, now: float) -> float | None:
         """Another failure: how long to wait before the restart; None: give up."""
         policy = self._policy
-        self._failures.append(now)
-        while self._failures[0] <= now - policy.within:
-            self._failures.popleft()
+        self._failures = tuple(at for at in (*self._failures, now) if at > now - policy.within)
         recent = len(self._failures)
         if recent > policy.times:
             return None
