@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from coordinator.app import processes
+from coordinator.app.daemon import Daemon
 from coordinator.app.logs import log_to_stderr
 from coordinator.app.processes import CoordinatorSettings, run_coordinator
 from tinker.client import Client
-from tinker.protocol import ToAny, ToHost, ToTaskserver
+from tinker.protocol import ToAny, ToCoordinator, ToHost, ToTaskserver
+from tinker.protocol.making import maker
 from tinker.protocol.operations import Attach, Published
-from tinker.protocol.to_any import Welcome
+from tinker.protocol.to_any import Refused, Welcome
 from tinker.protocol.to_coordinator import (
     AgentSpec,
     Arrivals,
@@ -38,6 +42,7 @@ from tinker.protocol.to_coordinator import (
     EpisodeEnded,
     Generated,
     Heartbeat,
+    Held,
     Hello,
     Loaded,
     OpenTurn,
@@ -48,7 +53,7 @@ from tinker.protocol.to_coordinator import (
     WorkerDone,
     WorkerOffer,
 )
-from tinker.protocol.to_host import Admitted, Opened, OperationDone
+from tinker.protocol.to_host import Admitted, Opened, OperationDone, SeatResult, TurnClosed
 from tinker.protocol.to_taskserver import Generate, Load, Release, Work
 from tinker.protocol.values import (
     AgentName,
@@ -77,7 +82,7 @@ from tinker.protocol.values import (
 from tinker.runtime.actor import Actor, ActorSystem
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.codec import decode, encode
-from tinker.runtime.transport import ZmqTransport
+from tinker.runtime.transport import Arrival, ZmqTransport
 
 TABLES, PROMPT, ANSWER = 64, 200, 50
 SEATS = (SeatName("first"), SeatName("second"))
@@ -102,14 +107,59 @@ def serve_counts(work: Callable[[int], dict[str, object] | None]) -> None:
 # --- the real ones ---
 
 
-def daemon(profile: str = "") -> None:
+def daemon(profile: str = "", journal: str = "", address: str = "tcp://127.0.0.1:0") -> None:
     log_to_stderr()
+    settings = CoordinatorSettings(address, "coordinator", journal=Path(journal) if journal else None)
     if not profile:
-        asyncio.run(run_coordinator(CoordinatorSettings("tcp://127.0.0.1:0", "coordinator")))
+        asyncio.run(run_coordinator(settings))
         return
     profiler = cProfile.Profile(time.thread_time)
-    profiler.runcall(asyncio.run, run_coordinator(CoordinatorSettings("tcp://127.0.0.1:0", "coordinator")))
+    profiler.runcall(asyncio.run, run_coordinator(settings))
     profiler.dump_stats(profile)
+
+
+class Bare(Daemon):
+    """Our transport and codec and nothing else: turns go through without a gate, a version, a worker that is chosen, or a fence. What is
+    left is what Python takes to receive, check, write and send these messages."""
+
+    def _arrived(self, arrival: Arrival, now: float) -> None:
+        if isinstance(arrival, tuple):
+            match decode(arrival[1], ToCoordinator):
+                case OpenTurn() as asked:
+                    worker, server = WorkerName("server/rollout"), self.keys[PeerName("server")]
+                    for each in asked.requests:
+                        request = maker(Generate)(
+                            asked.turn, each.seat, worker, each.policy, each.prompt, each.sampling, asked.deadline
+                        )
+                        self._outgoing.append((server, request))
+                    return
+                case Generated() as done:
+                    result = maker(SeatResult)(
+                        done.seat,
+                        done.worker,
+                        done.ids,
+                        done.logprobs,
+                        done.finish,
+                        done.version,
+                        done.busy,
+                        "",
+                        done.engine,
+                    )
+                    host, index = self.keys[PeerName("host of turns")], done.turn.episode.index
+                    if index in HALF:
+                        self._outgoing.append((host, TurnClosed(done.turn, (HALF.pop(index), result))))
+                    else:
+                        HALF[index] = result
+                    return
+        super()._arrived(arrival, now)
+
+
+HALF: dict[int, SeatResult] = {}
+
+
+def bare_daemon() -> None:
+    processes.Daemon = Bare  # type: ignore[misc]
+    daemon()
 
 
 async def taskserver(address: str) -> None:
@@ -122,21 +172,29 @@ async def taskserver(address: str) -> None:
     hello = Hello(Role.TASKSERVER, PeerName("server"), "here", os.getpid(), workers, card, "data", b"tokenizer")
     connection.send(encode(hello))
     ready = False
+    holding: dict[tuple[RunId, WorkerName, PolicyVersion], Held] = {}
 
     async def stay() -> None:
         while True:
-            await anyio.sleep(5)
+            await anyio.sleep(0.25)
             connection.send(encode(Heartbeat()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stay, name="stay")
         while True:
             for frame in await connection.receive_many():
-                match decode(frame, ToTaskserver | Welcome):
+                match decode(frame, ToTaskserver | ToAny):
                     case Generate() as asked:
                         place = asked.turn, asked.seat, asked.worker
                         connection.send(encode(Generated(*place, IDS, LOGPROBS, Finish.LENGTH, asked.policy)))
+                    case Refused(stranger=True):
+                        held = tuple(holding.values())
+                        hello = replace(hello, incarnation=hello.incarnation + 1, holding=held)
+                        connection.send(encode(hello))
                     case Load() as load:
+                        holding[load.run, load.worker, load.version] = Held(
+                            load.run, load.worker, load.version, load.adapter.digest
+                        )
                         connection.send(encode(Loaded(load.run, load.worker, load.version, load.adapter.digest)))
                     case Work() as work:
                         published = Published(PolicyVersion(work.policy, 0), BlobRef("b", "d", 1, "here", "/b", ""))
@@ -416,29 +474,41 @@ def raw_turns(address: str) -> None:
 ARRIVAL = bytes(len(encode(arrival(run_spec("rounds", 1, 1), 100, ROLLOUT, START))))
 
 
-def raw_hub(count: int) -> None:
-    """Opens after `count` frames: one release for each connection that sent any."""
+def opening(agents: int) -> bytes:
+    """As many bytes as our `Opened` takes."""
+    spec = run_spec("rounds", agents, 1)
+    names, policies = zip(*[(agent.name, agent.policy) for agent in spec.agents], strict=True)
+    said = Opened(spec.run, 100, ROLLOUT, START, names, (0.0,) * agents, policies, (0,) * agents)
+    return bytes(len(encode(said)))
+
+
+def raw_hub(counts: list[int]) -> None:
+    """Opens after so many frames, one count after the other and around: one release for each connection that sent any."""
+    releases = [opening(count if len(counts) > 1 else 1) for count in counts]
     socket = router()
     receive, send = socket.recv, socket.send
     while True:
-        here = set()
-        for _ in range(count):
-            here.add(receive())
-            receive()
-        for who in here:
-            send(who, zmq.SNDMORE)
-            send(ARRIVAL)
+        for count, release in zip(counts, releases, strict=True):
+            here = set()
+            for _ in range(count):
+                here.add(receive())
+                receive()
+            for who in here:
+                send(who, zmq.SNDMORE)
+                send(release)
 
 
-def raw_barrier(address: str, agents: int) -> None:
+def raw_barrier(address: str, counts: list[int]) -> None:
+    """A round: so many frames and a release, one count after the other."""
     socket = dealer(zmq.Context(), address)
     answer(ready=True)
 
-    def work(count: int) -> None:
-        for _ in range(count):
-            for _ in range(agents):
-                socket.send(ARRIVAL)
-            socket.recv()
+    def work(rounds: int) -> None:
+        for _ in range(rounds):
+            for count in counts:
+                for _ in range(count):
+                    socket.send(ARRIVAL)
+                socket.recv()
 
     serve_counts(work)
 
@@ -466,6 +536,7 @@ ROLES: dict[str, Callable[..., Any]] = {
     role.__name__: role
     for role in (
         daemon,
+        bare_daemon,
         taskserver,
         turns,
         rounds,
