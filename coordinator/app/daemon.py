@@ -295,17 +295,19 @@ class Daemon:
         """In this order. What cannot be sent is counted and named."""
         if any(type(each) is Opened and (each.phase, each.edge) in LOAD_WITH for each in messages):
             messages.append(CoordinatorLoad(self.cpu() - self._cpu_before, self.core.counts["turns"], self.messages))
-        frames = []
+        frames: list[bytes] = []
+        sent: list[object] = []
         for message in messages:
             try:
                 frames.append(encode(message))
+                sent.append(message)
             except WireError as error:
                 self._undeliverable(self.names.get(key, PeerName("unknown")), message, str(error))
         try:
             taken, why = self.listener.send_many(key, frames), "it does not read, and its queue is full"
         except PeerGone as error:
             taken, why = 0, str(error)
-        for message in messages[len(messages) - len(frames) + taken :]:
+        for message in sent[taken:]:
             self._undeliverable(self.names.get(key, PeerName("unknown")), message, why)
 
     def _undeliverable(self, name: PeerName, message: object, why: str) -> None:
