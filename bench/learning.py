@@ -34,6 +34,8 @@ class Job:
     bar: Callable[[Sequence[float]], bool]
     bar_words: str
     settings: tuple[str, ...] = ()
+    seeds: int = 5  # how many of the given ones at most
+    note: str = ""
 
 
 def training_curve(measure: str) -> Callable[[Rows], list[tuple[int, float]]]:
@@ -74,6 +76,7 @@ def first_and_last(
 GUESS = training_curve("success")
 NIM = evaluation_curve("perfect", "sampled")
 DILEMMA = training_curve("cooperation")
+COLOURS = training_curve("right")
 JOBS = (
     Job(
         "guess",
@@ -117,6 +120,20 @@ JOBS = (
         "each > 0.95",
         ("params.payoff=shared",),
     ),
+    Job(
+        "colours",
+        "colours",
+        16,
+        "right answers (first round; last 3), SmolLM2-135M-Instruct, one thread",
+        first_and_last(COLOURS, 1, 3),
+        COLOURS,
+        lambda after: sorted(after)[1] > 0.8,
+        "in 2 of 3 seeds > 0.8",
+        ("model=smollm2", "threads=1"),
+        seeds=3,
+        note="Right means that the listener named the colour that the speaker had been told, and no other. In the last rounds most groups\n"
+        "are right in all their episodes and teach nothing. No seed failed.",
+    ),
 )
 
 
@@ -158,6 +175,7 @@ def cpu_per_turn(rows: Rows) -> float:
 def table(job: Job, seeds: Sequence[int], runs: Sequence[tuple[Rows, float]]) -> list[str]:
     """Markdown of one job."""
     lines = [f"## {job.name}", "", f"{job.rounds} rounds; {job.measure}. Bar: {job.bar_words}.", ""]
+    lines += [job.note, ""] if job.note else []
     lines += [
         "| seed | before | after | wall s | coordination | coordinator CPU per turn |",
         "|---|---|---|---|---|---|",
@@ -203,9 +221,9 @@ def main() -> None:
     for job in JOBS:
         if not any(job.name.startswith(name) for name in given.only):
             continue
-        runs = [read(play(job, seed, given.out)) for seed in given.seeds]
+        runs = [read(play(job, seed, given.out)) for seed in given.seeds[: job.seeds]]
         results[job.name] = (job, runs)
-        print("\n".join(table(job, given.seeds, runs)), flush=True)
+        print("\n".join(table(job, given.seeds[: job.seeds], runs)), flush=True)
     page = [
         "# Learning curves",
         "",
@@ -214,7 +232,7 @@ def main() -> None:
     ]
     page += ["![curves of every seed](learning.png)", ""]
     for job, runs in results.values():
-        page += table(job, given.seeds, runs)
+        page += table(job, given.seeds[: job.seeds], runs)
     (given.docs / "learning.md").write_text("\n".join(page))
     plot(results, given.docs / "learning.png")
 

@@ -2,7 +2,7 @@
 
 Every adaptable linear layer of the base model (a *site*) is replaced by a `LoraLinear` that shares its weight. What a forward does with
 adapters is said once, before it, by setting `Router.use`: `None` (base), `One` (all rows the same adapter; also the path that trains),
-or `Mixed` (rows differ). Adapter tensors are never changed here: the scale is applied to the activations.
+or `Dense` or `Grouped` (rows differ). Adapter tensors are never changed here: the scale goes into copies or activations.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDE = 64  # up to this many stacked rank columns one dense product is cheaper than gathering per row
+from tinker.engines.torch.packed import FrozenLinear
+
+WIDE = 64  # up to this many stacked rank columns one dense product is cheaper than a batched one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ class Router:
             return None if only is None else One(only)
         needed = [adapter for adapter in distinct if adapter is not None]
         stack = self._stack
-        if stack is None or len(stack.adapters) > 4 * len(needed) or any(a not in stack.places for a in needed):
+        if stack is None or len(stack.adapters) > 2 * len(needed) or any(a not in stack.places for a in needed):
             stack = self._stack = Stack(needed, self.sites)
-        return Mixed(stack, adapters)
+        return mixed(stack, adapters)
 
     def dropped(self, adapter: Adapter) -> None:
         """Let go of copies of this adapter."""
@@ -79,18 +80,16 @@ class Router:
             self._stack = None
 
 
-class LoraLinear(nn.Module):
+class LoraLinear(FrozenLinear):
     """A frozen linear layer plus whatever adapters the router names."""
 
     def __init__(self, linear: nn.Linear, site: int, router: Router) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
+        super().__init__(linear)
         self.site = site
         self.router = router
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight, self.bias)
+        y = super().forward(x)
         use = self.router.use
         return y if use is None else use.added(self.site, x, y)
 
@@ -110,7 +109,8 @@ class One:
 
 
 class Stack:
-    """Several adapters side by side: per site `down` [n, rank, inputs] and `up` [n, rank, outputs], smaller ranks filled with zeros."""
+    """Several adapters side by side: per site `down` [n, rank, inputs] and `up` [n, rank, outputs] with the scale in it, smaller ranks
+    filled with zeros."""
 
     def __init__(self, adapters: Sequence[Adapter], sites: Sequence[Site]) -> None:
         self.adapters = tuple(adapters)
@@ -125,47 +125,57 @@ class Stack:
                 a, b = adapter.down[index], adapter.up[index]
                 if a is not None and b is not None:
                     down[place, : adapter.rank] = a
-                    up[place, : adapter.rank] = b.t()
+                    torch.mul(b.t(), adapter.scale, out=up[place, : adapter.rank])
             self.down.append(down)
             self.up.append(up)
 
 
-class Mixed:
-    """Rows through different adapters (or none), in one of two ways that compute the same sum.
+def mixed(stack: Stack, adapters: Sequence[Adapter | None]) -> Use:
+    """How to run rows with these adapters of the stack, or none. Both ways compute the same sum."""
+    places = [-1 if adapter is None else stack.places[adapter] for adapter in adapters]
+    return (Dense if len(stack.adapters) * stack.rank <= WIDE else Grouped)(stack, places)
 
-    Few columns: one dense product with all adapters, and every column that is not the row's own multiplied by zero. Many: the row's own
-    matrices gathered once for this set of rows, then batched products.
-    """
 
-    def __init__(self, stack: Stack, adapters: Sequence[Adapter | None]) -> None:
+class Dense:
+    """Few stacked columns: one product with all adapters, and every column that is not the row's own multiplied by zero."""
+
+    def __init__(self, stack: Stack, places: Sequence[int]) -> None:
         self._stack = stack
-        own = [-1 if adapter is None else stack.places[adapter] for adapter in adapters]
-        scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
-        rank, width = stack.rank, len(stack.adapters) * stack.rank
-        self._columns: Tensor | None = None
-        if width <= WIDE:
-            columns = torch.zeros(len(own), len(stack.adapters), rank)
-            columns[torch.arange(len(own)), own] = torch.tensor(scales)[:, None]
-            self._columns = columns.view(len(own), 1, width)
-            return
-        self._index = torch.tensor(own).clamp_min(0)
-        self._scales = torch.tensor(scales).view(-1, 1, 1)
-        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+        own = torch.zeros(len(places), len(stack.adapters), stack.rank)
+        for row, place in enumerate(places):
+            if place >= 0:
+                own[row, place] = 1.0
+        self._own = own.view(len(places), 1, -1)
 
     def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
-        if self._columns is None:
-            return self._added_by_row(site, x, y)
-        down, up = self._stack.down[site], self._stack.up[site]
-        width = self._columns.shape[-1]
-        low = torch.mm(x.reshape(-1, x.shape[-1]), down.view(width, -1).t()).view(*x.shape[:2], width) * self._columns
-        return torch.addmm(y.view(-1, y.shape[-1]), low.view(-1, width), up.view(width, -1)).view(y.shape)
+        width = self._own.shape[-1]
+        down, up = self._stack.down[site].view(width, -1), self._stack.up[site].view(width, -1)
+        low = torch.mm(x.reshape(-1, x.shape[-1]), down.t()).view(*x.shape[:2], width) * self._own
+        return torch.addmm(y.view(-1, y.shape[-1]), low.view(-1, width), up).view(y.shape)
 
-    def _added_by_row(self, site: int, x: Tensor, y: Tensor) -> Tensor:
-        pair = self._gathered.get(site)
-        if pair is None:
-            down = self._stack.down[site].index_select(0, self._index).transpose(1, 2)
-            pair = self._gathered[site] = (down, self._stack.up[site].index_select(0, self._index) * self._scales)
-        return torch.baddbmm(y, torch.bmm(x, pair[0]), pair[1])
+
+class Grouped:
+    """Many: rows gathered by adapter, as many places for each as the most frequent one needs, then one batched product."""
+
+    def __init__(self, stack: Stack, places: Sequence[int]) -> None:
+        self._stack = stack
+        of = [[row for row, place in enumerate(places) if place == wanted] for wanted in range(len(stack.adapters))]
+        most = max(map(len, of))
+        filled = [row for rows in of for row in (*rows, *[0] * (most - len(rows)))]
+        found = {row: wanted * most + rank for wanted, rows in enumerate(of) for rank, row in enumerate(rows)}
+        adapted = sorted(found)
+        self._gather = None if filled == list(range(len(places))) else torch.tensor(filled)
+        self._scatter = torch.tensor([found[row] for row in adapted])
+        self._rows = None if len(adapted) == len(places) else torch.tensor(adapted)
+
+    def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
+        down, up = self._stack.down[site], self._stack.up[site]
+        gathered = x if self._gather is None else x.index_select(0, self._gather)
+        low = torch.bmm(gathered.reshape(len(down), -1, x.shape[-1]), down.transpose(1, 2))
+        share = torch.bmm(low, up).view(-1, *y.shape[1:])
+        if self._gather is not None:
+            share = share.index_select(0, self._scatter)
+        return y + share if self._rows is None else y.index_add(0, self._rows, share)
 
 
 def fresh(

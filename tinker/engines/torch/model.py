@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tinker.engines.engine import EngineError
 from tinker.engines.torch.lora import LoraLinear, Router, Site
+from tinker.engines.torch.packed import FrozenLinear
 from tinker.protocol.values import ModelCard
 from tinker.tokens.errors import TokenizerError
 from tinker.tokens.model_dir import model_name
@@ -87,7 +88,7 @@ def load_model(name: str, max_context: int | None = None) -> Model:
     return Model(
         card=card,
         body=causal.model,
-        head=causal.lm_head,
+        head=FrozenLinear(causal.lm_head),
         router=router,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
