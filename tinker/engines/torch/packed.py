@@ -34,7 +34,7 @@ def packed(weight: Tensor) -> Tensor | None:
     """The weight in the library's own layout, or None where that does not exist or does not pay."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < LARGE:
         return None
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     with torch.no_grad():
         try:
