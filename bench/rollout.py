@@ -1,11 +1,11 @@
-"""Rollout throughput: many adapters in one batch of our engine, against PEFT with one generate per agent and with `adapter_names=`.
+"""Rollouts: this engine against PEFT and transformers on the same work, and what its cache, its batching and its adapters cost.
 
-    python bench/rollout.py [--model DIR] [--agents 8] [--rows 32] [--repeats 5]
+    python bench/rollout.py [--only demo smollm2 turns group first outside memory load] [--repeats 5] [--results DIR] [--docs docs]
 
-The same work for all three: every row has a prompt of its own and makes exactly `--tokens` new ones, sampled at temperature 1 (the model is
-copied without its end-of-sequence ids). The three are interleaved, so that whatever else the machine does hits them alike; the unit is
-sampled tokens per CPU second of the process, all its threads and the prompts included; reported is the median over the repeats. Prints
-markdown. Needs OMP_WAIT_POLICY=PASSIVE and starts itself again with it.
+Contestants take turns, so that whatever else the machine does hits them alike; the unit is the CPU time of the process, all its threads and
+the prompts included, reported are medians. Every case prints its lines; with `--docs` they go into the section "Rollouts" of
+`performance.md`, and the plots beside it, when every case has run. SmolLM2 is fetched as `--model smollm2` does it. Needs
+OMP_WAIT_POLICY=PASSIVE and starts itself again with it. `python bench/rollout.py --only demo` takes a minute.
 """
 
 from __future__ import annotations
@@ -14,183 +14,348 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import statistics
+import platform
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import load, save
-
-ROOT = Path(__file__).resolve().parent.parent
-PER_AGENT = "PEFT, set_adapter and one generate per agent"
-TOGETHER = "PEFT, one generate with adapter_names"
-OURS = "this engine, all adapters in one batch"
-BARS = {PER_AGENT: 3.0, TOGETHER: 2.0}
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+TITLE = "## Rollouts"
+ROWS, PROMPT, RANK = 32, 32, 8
+LOADS = (1, 2, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What every contestant does once: `prompts` [rows][tokens], row i for agent `owners[i]`, `tokens` new ones each."""
+@dataclass
+class Report:
+    """Lines of the table, and points of the plots: name of the plot -> name of the curve -> (x, y)."""
 
-    prompts: list[list[int]]
-    owners: list[str]
-    tokens: int
+    repeats: int
+    folder: Path
+    lines: list[tuple[str, str, str, str]] = field(default_factory=list)
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
+
+    def add(self, what: str, measured: str, bar: str = "reported", reached: bool | None = None) -> None:
+        line = (what, measured, bar, "" if reached is None else "yes" if reached else "**no**")
+        self.lines.append(line)
+        print(f"| {' | '.join(line)} |", flush=True)
+
+    def at_least(self, what: str, value: float, bar: float, stretch: float = 0.0, note: str = "") -> None:
+        wanted = f"at least {bar:g}x" + (f"; stretch {stretch:g}x" if stretch else "")
+        self.add(what, f"{value:.2f}x{note}", wanted, value >= bar)
+
+    def take(self, told: dict[str, Any]) -> None:
+        """The results of one case."""
+        self.lines += [tuple(line) for line in told["lines"]]
+        self.curves |= told["curves"]
+
+    def point(self, plot: str, curve: str, x: int, y: float) -> None:
+        self.curves.setdefault(plot, {}).setdefault(curve, []).append((x, y))
+
+
+Contestants = dict[str, Callable[[Any], Awaitable[int]]]
+
+
+async def speeds(contestants: Contestants, todo: Any, repeats: int) -> dict[str, float]:
+    """Tokens per CPU second of each, the median over interleaved repeats; before them two tokens warm up."""
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for generate in contestants.values():
+        await generate(replace(todo, tokens=2))
+    for _ in range(repeats):
+        for name, generate in contestants.items():
+            began = time.process_time()
+            count = await generate(todo)
+            found[name].append(count / (time.process_time() - began))
+    return {name: median(values) for name, values in found.items()}
+
+
+def model_copy(report: Report, which: str) -> Path:
+    from rollout_contestants import without_stops
+
+    from tinker.models import DEMO
+    from tinker.models.smollm2 import smollm2
+
+    target = report.folder / which
+    return target if target.exists() else without_stops(DEMO if which == "demo" else smollm2(print), target)
+
+
+def engine_on(report: Report, which: str, slots: int = ROWS) -> Any:
+    from tinker.engines.torch import TorchEngine
+
+    return TorchEngine(str(model_copy(report, which)), slots=slots, threads=1, cache_bytes=1 << 30)
+
+
+async def compare(report: Report, which: str, agents: int, tokens: int, repeats: int) -> dict[str, float]:
+    """All contestants on one model."""
+    import rollout_contestants as by
+
+    names = [f"agent{number}" for number in range(agents)]
+    async with engine_on(report, which) as engine:
+        directories = await by.adapters(engine, names, RANK, report.folder)
+        todo = by.work(engine.card.vocab, names, ROWS, PROMPT, tokens)
+        peft, bare = by.peft_model(model_copy(report, which), directories), by.bare_model(model_copy(report, which))
+        found = await speeds(
+            {
+                by.PER_AGENT: lambda todo: by.per_agent(peft, todo),
+                by.TOGETHER: lambda todo: by.together(peft, todo),
+                by.BARE: lambda todo: by.bare(bare, todo),
+                by.OURS: lambda todo: by.ours(engine, todo, "n"),
+                by.ONE: lambda todo: by.ours(engine, todo, "1", one=True),
+            },
+            todo,
+            repeats,
+        )
+    for name, speed in found.items():
+        report.add(f"{which}, {agents} adapters: {name}", f"{speed:,.0f} tokens per CPU second")
+    return found
+
+
+async def demo(report: Report) -> None:
+    import rollout_contestants as by
+
+    for agents, bars in ((8, ((3.5, 6.0), (2.3, 0.0))), (32, ((10.0, 15.0), (5.0, 0.0)))):
+        found = await compare(report, "demo", agents, 24, report.repeats)
+        for name, (bar, stretch) in zip((by.PER_AGENT, by.TOGETHER), bars, strict=True):
+            report.at_least(f"demo, {agents} adapters, against {name}", found[by.OURS] / found[name], bar, stretch)
+        if agents == 8:
+            bare(report, "demo", found, 0.45)
+
+
+async def smollm2(report: Report) -> None:
+    import rollout_contestants as by
+
+    found = await compare(report, "smollm2", 8, 8, max(1, report.repeats // 2))
+    for name, bar in ((by.PER_AGENT, 1.9), (by.TOGETHER, 1.3)):
+        report.at_least(f"smollm2, 8 adapters, against {name}", found[by.OURS] / found[name], bar)
+    bare(report, "smollm2", found, 0.8)
+
+
+def bare(report: Report, which: str, found: dict[str, float], bar: float) -> None:
+    import rollout_contestants as by
+
+    report.at_least(f"{which}, 8 adapters, against {by.BARE}", found[by.OURS] / found[by.BARE], bar, 0.95)
+    report.at_least(f"{which}, one adapter for all rows, against the same", found[by.ONE] / found[by.BARE], 0.85, 0.95)
+
+
+async def turns(report: Report, episodes: int = 3, count: int = 10, opening: int = 150, heard: int = 85) -> None:
+    """Episodes of `count` turns of 8 sampled tokens, whose contexts grow to about 1,000."""
+    import rollout_contestants as by
+
+    spent, computed = {}, {}
+    async with engine_on(report, "smollm2") as engine:
+        start = by.work(engine.card.vocab, ["base"], episodes * count, opening, 8).prompts
+        for kept in (True, False):
+            contexts = [list(start[episode]) for episode in range(episodes)]
+            began, before = time.process_time(), engine.prefilled
+            for turn in range(count):
+                if not kept:
+                    await engine.forget("")
+                asked = [by.base_request(str(seat), ids, 8, turn) for seat, ids in enumerate(contexts)]
+                for seat, answer in enumerate(await asyncio.gather(*map(engine.generate, asked))):
+                    contexts[seat] += [*answer.ids, *start[episodes + seat][:heard]]
+            spent[kept], computed[kept] = time.process_time() - began, engine.prefilled - before
+            await engine.forget("")
+    note = (
+        f" ({computed[False]:,} prompt tokens against {computed[True]:,}; contexts end at {len(contexts[0]) - heard})"
+    )
+    what = "smollm2, episodes of 10 turns: KV kept against computed again at each turn"
+    report.at_least(what, spent[False] / spent[True], 2.5, note=note)
+
+
+async def group(report: Report, members: int = 8, prompt: int = 256) -> None:
+    import rollout_contestants as by
+
+    async with engine_on(report, "demo") as engine:
+        (ids,) = by.work(engine.card.vocab, ["base"], 1, prompt, 8).prompts
+        await asyncio.gather(*(engine.generate(by.base_request(f"g{n}", ids, 8, n)) for n in range(members)))
+        together = engine.prefilled
+        for n in range(members):  # one after the other, each with a key of its own
+            await engine.generate(by.base_request(f"h{n}", ids, 8, n))
+        later = engine.prefilled - together
+    what = f"a group of {members} with one prompt of {prompt} tokens: prompt tokens computed"
+    told = f"{together} of {members * prompt} (asked again one by one: {later})"
+    report.add(what, told, "the prompt once", together == prompt)
+
+
+async def first(report: Report) -> None:
+    """CPU time from asking to the first token: of the engine alone, so that other work on the machine does not count."""
+    import rollout_contestants as by
+
+    for which in ("demo", "smollm2"):
+        async with engine_on(report, which, ROWS + 8) as engine:
+            prompts = by.work(engine.card.vocab, ["base"], ROWS + 12, PROMPT, 1).prompts
+            once = partial(first_token, engine, prompts)
+            idle = [await once(number) for number in range(6)]
+            long = (by.base_request(f"long{n}", prompts[12 + n], 40) for n in range(ROWS))
+            others = [asyncio.create_task(engine.generate(each)) for each in long]
+            await once(6)  # behind their prompts
+            busy = [await once(number) for number in range(7, 12)]
+            began, steps = time.process_time(), 10
+            await engine.generate(by.base_request("steps", prompts[0], steps + 1))
+            step = (time.process_time() - began) / (steps + 1)
+            for each in others:
+                each.cancel()
+        told = f"{median(busy) * 1e3:.0f} ms against {median(idle) * 1e3:.0f} ms; one decode step takes {step * 1e3:.0f} ms"
+        late = median(busy) - median(idle)
+        what = f"{which}: first token while {ROWS} rows decode, against idle"
+        report.add(what, told, "within one decode step", late <= step * 1.1)
+
+
+async def first_token(engine: Any, prompts: list[list[int]], number: int) -> float:
+    import rollout_contestants as by
+
+    began = time.process_time()
+    await engine.generate(by.base_request(f"first{number}", prompts[number], 1))
+    return time.process_time() - began
+
+
+async def outside(report: Report, rows: int = 16, steps: int = 8) -> None:
+    """The profiler's own work counts as ours, so this is an upper bound."""
+    import rollout_contestants as by
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from tinker.engines.torch.generate import Batch, Served
+    from tinker.engines.torch.model import load_model
+
+    torch.set_num_threads(1)
+    model = load_model(str(model_copy(report, "smollm2")))
+    batch = Batch(model, rows, 0)
+    for number, prompt in enumerate(by.work(model.card.vocab, ["base"], rows, PROMPT, 1).prompts):
+        batch.add(by.base_request(str(number), prompt, 64), Served("", None), lambda answer: None, lambda: False)
+    with torch.inference_mode():
+        for _ in range(4):
+            batch.tick()
+        with profile(activities=[ProfilerActivity.CPU]) as told:
+            began = time.perf_counter()
+            for _ in range(steps):
+                batch.tick()
+            wall = time.perf_counter() - began
+    inside = sum(event.time_range.elapsed_us() for event in told.events() if event.cpu_parent is None) / 1e6
+    share = 1.0 - inside / wall
+    what = f"smollm2, {rows} rows: share of the decode loop's wall time outside torch"
+    report.add(what, f"{share:.1%} (with the profiler's own)", "at most 10 %", share <= 0.1)
+
+
+async def memory(report: Report, agents: int = 32) -> None:
+    """Resident memory of the whole process, Python and torch included, with every adapter in one running batch."""
+    import psutil
+    import rollout_contestants as by
+
+    process = psutil.Process()
+    copies = agents * (model_copy(report, "smollm2") / "model.safetensors").stat().st_size
+    names = [f"agent{number}" for number in range(agents)]
+    async with engine_on(report, "smollm2") as engine:
+        base = process.memory_info().rss
+        await by.adapters(engine, names, RANK, report.folder)
+        await by.ours(engine, by.work(engine.card.vocab, names, ROWS, PROMPT, 2), "m")
+        whole = process.memory_info().rss
+    what = f"smollm2, {agents} agents served: resident memory against {agents} full copies of the weights"
+    sizes = f"{whole / 1e9:.2f} GB, {(whole - base) / 1e9:.2f} GB of it since the base was loaded; copies {copies / 1e9:.1f} GB"
+    report.add(what, f"1/{copies / whole:.1f} ({sizes})", "at most 1/8", whole <= copies / 8)
+
+
+async def load(report: Report) -> None:
+    """Cost of a token against the number of agents, and against the number of rows, on the demo model."""
+    import rollout_contestants as by
+
+    async with engine_on(report, "demo", max(LOADS)) as engine:
+        names = [f"agent{number}" for number in range(32)]
+        directories = await by.adapters(engine, names, RANK, report.folder)
+        peft = by.peft_model(model_copy(report, "demo"), directories)
+        contestants: Contestants = {
+            by.PER_AGENT: lambda todo: by.per_agent(peft, todo),
+            by.TOGETHER: lambda todo: by.together(peft, todo),
+            by.OURS: lambda todo: by.ours(engine, todo, "a"),
+        }
+        for agents in LOADS[:-1]:
+            todo = by.work(engine.card.vocab, names[:agents], ROWS, PROMPT, 12)
+            for name, speed in (await speeds(contestants, todo, 1)).items():
+                report.point("agents, 32 rows", name, agents, 1e3 / speed)
+        for rows in LOADS:
+            todo = by.work(engine.card.vocab, names[:8], rows, PROMPT, 24)
+            (speed,) = (await speeds({by.OURS: contestants[by.OURS]}, todo, 3)).values()
+            report.point("rows, 8 agents", by.OURS, rows, 1e3 / speed)
+
+
+CASES: dict[str, Callable[[Report], Awaitable[None]]] = {
+    each.__name__: each for each in (demo, smollm2, turns, group, first, outside, memory, load)
+}
 
 
 def main() -> None:
-    wanted = options()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--results", type=Path, help="keep each case's results here; what is there is not measured again"
+    )
+    parser.add_argument("--docs", type=Path)
+    given = parser.parse_args()
     if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-    sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(wanted, Path(folder)))
+        report = Report(given.repeats, Path(folder))
+        print("| what | measured | bar | reached |\n|---|---|---|---|")
+        for name in given.only:
+            kept = given.results / f"{name}.json" if given.results else None
+            if kept and kept.exists():
+                report.take(json.loads(kept.read_text()))
+                continue
+            of_case = replace(report, lines=[], curves={})
+            asyncio.run(CASES[name](of_case))
+            told = {"lines": of_case.lines, "curves": of_case.curves}
+            report.take(told)
+            if kept:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(told))
+    if given.docs and list(given.only) == list(CASES):
+        write(report, given.docs)
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=ROOT / "tinker" / "models" / "demo")
-    parser.add_argument("--agents", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--prompt", type=int, default=32, help="tokens per prompt")
-    parser.add_argument("--tokens", type=int, default=24, help="new tokens per row")
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
-
-
-async def measure(wanted: argparse.Namespace, folder: Path) -> None:
-    import torch
-
-    from tinker.engines.torch import TorchEngine
-
-    torch.set_num_threads(wanted.threads)
-    model = without_stops(wanted.model, folder / "model")
-    async with TorchEngine(
-        str(model), slots=wanted.rows, threads=wanted.threads, adapter_slots=wanted.agents
-    ) as engine:
-        noise = np.random.default_rng(0)
-        agents = [f"agent{number}" for number in range(wanted.agents)]
-        directories = [
-            await make_adapter(engine, name, number, wanted.rank, noise, folder) for number, name in enumerate(agents)
-        ]
-        work = Work(
-            prompts=noise.integers(0, engine.card.vocab, (wanted.rows, wanted.prompt)).tolist(),
-            owners=[agents[row % len(agents)] for row in range(wanted.rows)],
-            tokens=wanted.tokens,
-        )
-        peft = peft_model(model, dict(zip(agents, directories, strict=True)))
-        contestants: dict[str, Callable[[int], Awaitable[int]]] = {
-            PER_AGENT: lambda turn: one_generate_per_agent(peft, work),
-            TOGETHER: lambda turn: one_generate_for_all(peft, work),
-            OURS: lambda turn: our_engine(engine, work, turn),
-        }
-        speeds: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(-1, wanted.repeats):  # turn -1 warms up
-            for name, generate in contestants.items():
-                begin = time.process_time()
-                count = await generate(turn)
-                if count != wanted.rows * wanted.tokens:
-                    raise SystemExit(
-                        f"{name} made {count} tokens instead of {wanted.rows * wanted.tokens}; the comparison is void"
-                    )
-                if turn >= 0:
-                    speeds[name].append(count / (time.process_time() - begin))
-    report(wanted, speeds)
-
-
-def without_stops(source: Path, target: Path) -> Path:
-    """A copy of the model that never ends a reply by itself."""
-    target.mkdir()
-    shutil.copy(source / "model.safetensors", target)
-    config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "eos_token_id": None, "pad_token_id": 0}))
-    return target
-
-
-async def make_adapter(engine: Any, name: str, seed: int, rank: int, noise: np.random.Generator, folder: Path) -> Path:
-    """Loads an adapter that is not zero as version 1 of the agent, and leaves the same as a PEFT directory."""
-    from tinker.protocol.values import LoraSpec, PolicyName, PolicyVersion
-
-    files = dict(await engine.attach(PolicyName(name), LoraSpec(rank=rank, alpha=2.0 * rank, seed=seed)))
-    weights = load(files["adapter_model.safetensors"])
-    for key, value in weights.items():
-        if "lora_B" in key:
-            weights[key] = noise.normal(0.0, 0.05, value.shape).astype(np.float32)
-    files["adapter_model.safetensors"] = save(weights, metadata={"format": "pt"})
-    await engine.load(PolicyVersion(PolicyName(name), 1), files)
-    (folder / name).mkdir()
-    for file, data in files.items():
-        (folder / name / file).write_bytes(data)
-    return folder / name
-
-
-def peft_model(model: Path, adapters: dict[str, Path]) -> Any:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    bare = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    (first, place), *others = adapters.items()
-    peft = PeftModel.from_pretrained(bare, str(place), adapter_name=first)
-    for name, place in others:
-        peft.load_adapter(str(place), adapter_name=name)
-    return peft.eval()
-
-
-def generated(peft: Any, work: Work, rows: list[int], **more: Any) -> int:
-    import torch
-
-    ids = torch.tensor([work.prompts[row] for row in rows])
-    with torch.inference_mode():
-        out = peft.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
-            max_new_tokens=work.tokens, pad_token_id=0, **more,
-        )  # fmt: skip
-    return int(out.shape[0] * (out.shape[1] - ids.shape[1]))
-
-
-async def one_generate_per_agent(peft: Any, work: Work) -> int:
-    total = 0
-    for name in dict.fromkeys(work.owners):
-        peft.set_adapter(name)
-        total += generated(peft, work, [row for row, owner in enumerate(work.owners) if owner == name])
-    return total
-
-
-async def one_generate_for_all(peft: Any, work: Work) -> int:
-    return generated(peft, work, list(range(len(work.prompts))), adapter_names=work.owners)
-
-
-async def our_engine(engine: Any, work: Work, turn: int) -> int:
-    from tinker.engines.engine import GenerateRequest
-    from tinker.protocol.values import PolicyName, PolicyVersion, Sampling
-
-    requests = [
-        GenerateRequest(f"{turn}/{row}", PolicyVersion(PolicyName(owner), 1), prompt, Sampling(work.tokens, seed=row))
-        for row, (owner, prompt) in enumerate(zip(work.owners, work.prompts, strict=True))
-    ]
-    return sum(len(answer.ids) for answer in await asyncio.gather(*map(engine.generate, requests)))
-
-
-def report(wanted: argparse.Namespace, speeds: dict[str, list[float]]) -> None:
-    middle = {name: statistics.median(values) for name, values in speeds.items()}
-    print(
-        f"{wanted.agents} agents (LoRA rank {wanted.rank}), {wanted.rows} rows, {wanted.prompt}-token prompts, {wanted.tokens} new tokens, "
-        f"{wanted.threads} thread(s), median of {wanted.repeats} interleaved runs\n"
+def write(report: Report, docs: Path) -> None:
+    """The section of the page, and the plot."""
+    page = docs / "performance.md"
+    before = page.read_text() if page.exists() else "# Performance\n"
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in report.lines)
+    section = (
+        f"{TITLE}\n\nWritten by `bench/rollout.py`: {os.cpu_count()} cores, one thread, Python {platform.python_version()}, load "
+        f"{os.getloadavg()[0]:.1f} at the end, fp32, {ROWS} rows with prompts of {PROMPT} tokens, LoRA of rank {RANK} on all layers; "
+        f"medians of {report.repeats} interleaved repeats (SmolLM2: {max(1, report.repeats // 2)}) in CPU time of the process.\n\n"
+        f"| what | measured | bar | reached |\n|---|---|---|---|\n{rows}\n\n"
+        f"![CPU time of a token against the number of agents and of rows](rollout.png)\n"
     )
-    print("| | sampled tokens per CPU second | this engine against it | wanted |\n|---|---|---|---|")
-    for name, speed in middle.items():
-        ratio, bar = (f"{middle[OURS] / speed:.1f}x", f">= {BARS[name]:.0f}x") if name in BARS else ("", "")
-        print(f"| {name} | {speed:,.0f} | {ratio} | {bar} |")
-    met = all(middle[OURS] >= bar * middle[name] for name, bar in BARS.items())
-    print(f"\nBars met: {'yes' if met else 'no'}")
+    head, _, rest = before.partition(TITLE)
+    after = rest.partition("\n## ")
+    page.write_text(head.rstrip() + "\n\n" + section + ("\n## " + after[2] if after[1] else ""))
+    plot(report, docs / "rollout.png")
+
+
+def plot(report: Report, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(report.curves), figsize=(11, 4), layout="constrained", squeeze=False)
+    for axis, (name, curves) in zip(axes[0], report.curves.items(), strict=True):
+        for curve, points in curves.items():
+            axis.plot(*zip(*points, strict=True), marker="o", label=curve)
+        axis.set(xscale="log", yscale="log", xlabel=f"{name} (demo model)", ylabel="CPU ms per sampled token")
+        axis.set_xticks(LOADS, [str(size) for size in LOADS])
+        axis.minorticks_off()
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

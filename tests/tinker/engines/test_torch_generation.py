@@ -232,6 +232,7 @@ async def test_a_kept_context_gives_the_same_logprobs_as_a_fresh_one_for_less_wo
         before = engine.prefilled
         warm = await engine.generate(request(longer, served, max_tokens=8, seed=2))
         assert engine.prefilled - before == 4  # the last sampled id was not in the cache yet
+        await engine.forget("")
         cold = await engine.generate(request(longer, served, key="another", max_tokens=8, seed=2))
         assert engine.prefilled - before == 4 + len(longer)
         assert warm.ids == cold.ids and warm.logprobs == pytest.approx(cold.logprobs, abs=1e-4)
@@ -268,7 +269,8 @@ async def test_kept_contexts_are_bounded_and_the_longest_unused_goes_first(tiny:
         computed = []
         for name in ("a", "b", "a", "c", "a", "b"):
             before = engine.prefilled
-            await engine.generate(request(range(3, 23), key=name, max_tokens=1, seed=5))
+            prompt = [3 + "abc".index(name), *range(3, 22)]
+            await engine.generate(request(prompt, key=name, max_tokens=1, seed=5))
             computed.append(engine.prefilled - before)
     assert computed == [20, 20, 1, 20, 1, 20]
 
@@ -282,6 +284,35 @@ async def test_equal_prompts_are_computed_once(tiny: Tiny) -> None:
         assert engine.prefilled - before == 2 * 20
         await engine.forget("")
         assert [answer.ids for answer in together] == [(await engine.generate(ask)).ids for ask in asked]
+
+
+async def test_a_prompt_that_begins_like_another_context_computes_only_the_rest(tiny: Tiny) -> None:
+    """Kept from an answer that is complete, or of a row that runs; under the same weights only; and the answers are the same."""
+    start = list(range(3, 33))
+    async with TorchEngine(str(tiny("qwen3"))) as engine:
+        under, other, *_ = await serve(engine)
+        ends = {"kept": [40, 41], "running": [50], "others": [51, 52, 53]}
+
+        async def computed(name: str, served: PolicyVersion) -> tuple[int, Generation]:
+            before = engine.prefilled
+            answer = await engine.generate(request(start + ends[name], served, key=name, max_tokens=6, seed=4))
+            return engine.prefilled - before, answer
+
+        assert (await computed("kept", under))[0] == 32
+        await engine.generate(request([60], under, key="fills the cache", max_tokens=1))
+        assert (await computed("running", under))[0] == 1
+        assert (await computed("others", other))[0] == 33
+        await engine.forget("")
+        running = asyncio.create_task(
+            engine.generate(request(start + [44], under, key="long", max_tokens=80, temperature=9.0, seed=1))
+        )
+        await engine.score(BASE, [])
+        shared, answer = await computed("kept", under)
+        running.cancel()
+        await engine.forget("")
+        fresh, again = await computed("kept", under)
+    assert (shared, fresh) == (2, 32)
+    assert answer.ids == again.ids and answer.logprobs == pytest.approx(again.logprobs, abs=1e-4)
 
 
 async def test_broken_weights_fail_their_own_requests_only(tiny: Tiny) -> None:

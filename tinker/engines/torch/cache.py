@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tinker.engines.torch.model import Model
+
+SEARCHED = 64  # kept contexts that are compared with a prompt which has none of its own
 
 
 class LiveCache:
@@ -114,6 +117,17 @@ class KeptContexts:
             return 0, None
         shared = min(common_prefix(entry.ids, ids), len(ids) - 1)
         return (shared, entry.kv) if shared else (0, None)
+
+    def longest(self, owner: object, ids: Sequence[int]) -> tuple[int, Tensor | None]:
+        """The same, whatever the key: the one of the last used entries that shares most of `ids`. Contexts that begin alike (a group's
+        prompt, the instructions of a seat) are computed once."""
+        best: tuple[int, Tensor | None] = (0, None)
+        for entry in islice(reversed(self._entries.values()), SEARCHED):
+            if entry.owner is owner and entry.ids[0] == ids[0]:
+                shared = min(common_prefix(entry.ids, ids), len(ids) - 1)
+                if shared > best[0]:
+                    best = (shared, entry.kv)
+        return best
 
     def keep(self, key: str, entry: Kept) -> None:
         """Put it in place of what the key had, as the most recently used."""

@@ -220,7 +220,7 @@ class TorchEngine:
                 self._run(self._heavy.popleft())
             if len(self._batch):
                 with torch.inference_mode():
-                    self._batch.tick()
+                    self._batch.tick(self._flush)
             self.busy_seconds += time.perf_counter() - began
             self._release()
             self._flush()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tinker.engines.checks import check_request
 from tinker.engines.engine import EngineError, GenerateRequest, Generation
-from tinker.engines.torch.cache import Kept, KeptContexts, LiveCache
+from tinker.engines.torch.cache import Kept, KeptContexts, LiveCache, common_prefix
 from tinker.engines.torch.cutting import cut, right_padded
 from tinker.engines.torch.lora import Adapter, Use
 from tinker.engines.torch.model import Model
@@ -116,11 +116,13 @@ class Batch:
             )
         )
 
-    def tick(self) -> None:
-        """One step; answers whoever is done."""
+    def tick(self, joined: Callable[[], None] = lambda: None) -> None:
+        """One step; answers whoever is done. `joined` is called when those who joined have their first tokens: who wanted no more should
+        not have to wait for the others' next."""
         self._leave_cancelled()
         try:
             self._take_in()
+            joined()
             self._decode_once()
         except Exception as reason:
             logging.getLogger(__name__).exception("a tick failed")
@@ -146,9 +148,24 @@ class Batch:
             return
         joining = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         self._joining = dict.fromkeys(joining)
-        known = [self.kept.prefix(stream.request.cache_key, stream.served, stream.prompt) for stream in joining]
+        known = [self._known(stream) for stream in joining]
         for batch in self._batches(joining, [shared for shared, _ in known]):
             self._prefill([joining[index] for index in batch], [known[index] for index in batch])
+
+    def _known(self, stream: Stream) -> tuple[int, Tensor | None]:
+        """How many leading tokens of the prompt need not be computed, and their keys and values: those of the stream's own context, of the
+        kept one that begins alike longest, or of a row that runs."""
+        best = self.kept.prefix(stream.request.cache_key, stream.served, stream.prompt)
+        if 2 * best[0] >= len(stream.prompt) or self._alone:
+            return best
+        best = max(best, self.kept.longest(stream.served, stream.prompt), key=lambda found: found[0])
+        for row, other in enumerate(self._live):
+            if other.served is stream.served and other.prompt[0] == stream.prompt[0]:
+                ids = (other.prompt + other.ids)[: other.cached]
+                shared = min(common_prefix(ids, stream.prompt), len(stream.prompt) - 1)
+                if shared > best[0]:
+                    best = shared, self._cache.copied(row, shared)
+        return best
 
     def _batches(self, joining: Sequence[Stream], known: Sequence[int]) -> list[list[int]]:
         """Indices of those whose prompts go through the model together, `known` tokens of each left out."""
