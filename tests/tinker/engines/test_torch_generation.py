@@ -295,7 +295,7 @@ async def test_a_prompt_that_begins_like_another_context_computes_only_the_rest(
 
         async def computed(name: str, served: PolicyVersion) -> tuple[int, Generation]:
             before = engine.prefilled
-            answer = await engine.generate(request(start + ends[name], served, key=name, max_tokens=6, seed=4))
+            answer = await engine.generate(request([*start, *ends[name]], served, key=name, max_tokens=6, seed=4))
             return engine.prefilled - before, answer
 
         assert (await computed("kept", under))[0] == 32
@@ -304,7 +304,7 @@ async def test_a_prompt_that_begins_like_another_context_computes_only_the_rest(
         assert (await computed("others", other))[0] == 33
         await engine.forget("")
         running = asyncio.create_task(
-            engine.generate(request(start + [44], under, key="long", max_tokens=80, temperature=9.0, seed=1))
+            engine.generate(request([*start, 44], under, key="long", max_tokens=80, temperature=9.0, seed=1))
         )
         await engine.score(BASE, [])
         shared, answer = await computed("kept", under)

@@ -50,7 +50,11 @@ class LiveCache:
         part = self._kv[:, :, first:last]
         self._write = [(layer[0], layer[1]) for layer in part]
         self._read = [(layer[0], layer[1]) for layer in part[:, :, :, :, :length]]
-        self._at = (torch.arange(last - first)[:, None], slice(None), positions.clamp_max(self._kv.shape[4] - 1))
+        self._at = (
+            torch.arange(last - first, device=positions.device)[:, None],
+            slice(None),
+            positions.clamp_max(self._kv.shape[4] - 1),
+        )
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Called by the model's attention: store new keys and values [rows, kv_heads, tokens, head_dim], return all up to `length`."""
@@ -77,7 +81,9 @@ class LiveCache:
         self._kv[:, :, row].zero_()
 
     def _blank(self, rows: int, length: int) -> Tensor:
-        return torch.zeros(self._model.layers, 2, rows, self._model.kv_heads, length, self._model.head_dim)
+        model = self._model
+        shape = (model.layers, 2, rows, model.kv_heads, length, model.head_dim)
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

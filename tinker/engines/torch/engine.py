@@ -51,7 +51,8 @@ class TorchEngine:
     versions served at once. `cache_bytes`: bound on keys and values kept between requests. `padded_tokens`: bound on a micro-batch of
     updates and scores. `linger`: seconds that an idle engine waits for more requests after the first, so that a burst starts as one batch.
     `deterministic`: one thread, every row by itself, nothing kept between requests: the same bits whenever a request arrives and whatever
-    else is asked (slower; see `generate`).
+    else is asked (slower; see `generate`). `device`: cpu, cuda, cuda:1, ...; auto is the first GPU, if there is one. `dtype`: float32 or
+    bfloat16; auto is float32 on the CPU.
     """
 
     name = "torch"
@@ -68,10 +69,12 @@ class TorchEngine:
         padded_tokens: int = PADDED_TOKENS,
         linger: float = 0.0005,
         deterministic: bool = False,
+        device: str = "auto",
+        dtype: str = "auto",
     ) -> None:
         self._source = model
         self._slots, self._max_context, self._threads = slots, max_context, 1 if deterministic else threads
-        self._deterministic = deterministic
+        self._deterministic, self._device, self._dtype = deterministic, device, dtype
         self._adapter_slots, self._cache_bytes = adapter_slots, cache_bytes
         self._padded, self._linger = padded_tokens, linger
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
@@ -192,7 +195,7 @@ class TorchEngine:
         """The thread: load, serve until told to stop, answer everyone who still waits."""
         try:
             torch.set_num_threads(self._threads)
-            self._model = load_model(self._source, self._max_context)
+            self._model = load_model(self._source, self._max_context, self._device, self._dtype)
             self._batch = Batch(self._model, self._slots, self._cache_bytes, self._deterministic)
             self._trainer = Trainer(self._model, self._padded)
             self._served[BASE] = Served("", None)
@@ -282,7 +285,9 @@ class TorchEngine:
             raise EngineError(
                 f"all {self._adapter_slots} adapter slots are taken: unload a version, or give the engine more adapter_slots"
             )
-        self._served[version] = Served(digest, read_adapter(adapter, self._ready.router.sites, self._ready.card.name))
+        model = self._ready
+        read = read_adapter(adapter, model.router.sites, model.card.name)
+        self._served[version] = Served(digest, read.to(model.device, model.dtype))
 
     def _unload(self, version: PolicyVersion, future: Future) -> None:
         served = self._served.pop(version, None) if version != BASE else None

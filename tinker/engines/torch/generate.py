@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tinker.engines.checks import check_request
 from tinker.engines.engine import EngineError, GenerateRequest, Generation
-from tinker.engines.torch.cache import Kept, KeptContexts, LiveCache, common_prefix
-from tinker.engines.torch.cutting import cut, right_padded
+from tinker.engines.torch.cache import Kept, KeptContexts, common_prefix
+from tinker.engines.torch.cutting import cut
+from tinker.engines.torch.forward import Live, Own
 from tinker.engines.torch.lora import Adapter, Use
 from tinker.engines.torch.model import Model
 from tinker.engines.torch.sampling import Plan, plan, sample, sample_alone
@@ -72,15 +73,15 @@ class Batch:
     thread."""
 
     def __init__(self, model: Model, rows: int, cache_bytes: int, alone: bool = False) -> None:
-        self.kept = KeptContexts(0 if alone else cache_bytes)
-        self._alone = alone
+        self._alone = alone or not model.batched
+        self.kept = KeptContexts(0 if self._alone else cache_bytes)
         self.prefilled = 0  # prompt tokens that went through the model
         self._model = model
         self._rows = rows
         self._live: list[Stream] = []
         self._joining: dict[Stream, None] = {}  # out of `_waiting`, not yet in `_live`
         self._waiting: deque[Stream] = deque()
-        self._cache = LiveCache(model, rows)
+        self._cache = Live(model, rows) if model.batched else Own(model)
         self._stops = frozenset(model.card.eos_ids)
         self._decode: tuple[Use | None, Plan] | None = None
 
@@ -169,6 +170,8 @@ class Batch:
 
     def _batches(self, joining: Sequence[Stream], known: Sequence[int]) -> list[list[int]]:
         """Indices of those whose prompts go through the model together, `known` tokens of each left out."""
+        if not self._model.batched:
+            return [[index] for index in range(len(joining))]
         if not self._alone:
             return cut([len(stream.prompt) - shared for stream, shared in zip(joining, known, strict=True)])
         equal: dict[tuple[int, tuple[int, ...]], list[int]] = {}
@@ -204,8 +207,8 @@ class Batch:
             self._cache.move(begin + place_of[index], offset, len(joining[index].prompt))
             joining[index].cached = len(joining[index].prompt)
         if followers:
-            logits = logits[torch.tensor([place_of[index] for index in (*leaders, *followers)])]
-        self._sample(begin, logits, plan([stream.request.sampling.temperature for stream in ordered]))
+            logits = logits[[place_of[index] for index in (*leaders, *followers)]]
+        self._sample(begin, logits, self._wanted(ordered))
 
     # --- stepping ---
 
@@ -216,7 +219,7 @@ class Batch:
         self._cache.reserve(len(live), max(stream.cached for stream in live) + 1)
         if self._decode is None:
             use = None if self._alone else self._use(live)
-            self._decode = use, plan([stream.request.sampling.temperature for stream in live])
+            self._decode = use, self._wanted(live)
         use, wanted = self._decode
         if self._alone:
             rows = [
@@ -230,28 +233,16 @@ class Batch:
     def _use(self, streams: Sequence[Stream]) -> Use | None:
         return self._model.router.rows([stream.served.adapter for stream in streams])
 
+    def _wanted(self, streams: Sequence[Stream]) -> Plan:
+        return plan([stream.request.sampling.temperature for stream in streams], self._model.device)
+
     def _forward(self, begin: int, streams: Sequence[Stream], new: Sequence[Sequence[int]], use: Use | None) -> Tensor:
         """Append `new` ids to these rows' caches; logits [rows, vocab] after each row's last id."""
-        ids = right_padded(new)
-        counts = [len(one) for one in new]
-        starts = torch.tensor([stream.cached for stream in streams])
-        positions = starts[:, None] + torch.arange(ids.shape[1])
-        for stream, count in zip(streams, counts, strict=True):
-            stream.cached += count
-        length = max(stream.cached for stream in streams)
-        self._cache.aim(begin, begin + len(streams), positions, length)
-        unseen = torch.arange(length) > positions[:, :, None]
-        mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf"))[:, None]
+        cached = [stream.cached for stream in streams]
+        for stream, ids in zip(streams, new, strict=True):
+            stream.cached += len(ids)
         self._model.router.use = use
-        states = self._model.hidden(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **{self._model.cache_argument: self._cache},
-        )
-        last = states[:, 0] if ids.shape[1] == 1 else states[torch.arange(len(streams)), torch.tensor(counts) - 1]
-        return self._model.logits(last)
+        return self._cache.extend(begin, cached, new)
 
     def _sample(self, begin: int, logits: Tensor, wanted: Plan) -> None:
         """Give each row from `begin` on its next token, and let those that are done leave."""
@@ -287,6 +278,8 @@ class Batch:
     # --- leaving ---
 
     def _keep(self, row: int) -> None:
+        if self._alone:
+            return
         stream = self._live[row]
         ids = (stream.prompt + stream.ids)[: stream.cached]
         self.kept.keep(stream.request.cache_key, Kept(stream.served, ids, self._cache.copied(row, stream.cached)))

@@ -46,6 +46,13 @@ class Adapter:
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Adapter:
+        """The same where and as the model computes."""
+        down, up = (
+            tuple(None if each is None else each.to(device, dtype) for each in side) for side in (self.down, self.up)
+        )
+        return Adapter(self.rank, self.alpha, down, up)
+
 
 class Use(Protocol):
     """Adds the adapters' share to one site's output."""
@@ -104,8 +111,8 @@ class One:
         down, up = self._down[site], self._up[site]
         if down is None or up is None:
             return y
-        low = torch.mm(x.reshape(-1, x.shape[-1]), down.t())
-        return torch.addmm(y.reshape(-1, y.shape[-1]), low, up.t(), alpha=self._scale).view(y.shape)
+        low = torch.mm(x.reshape(-1, x.shape[-1]), down.t().to(x.dtype))
+        return torch.addmm(y.reshape(-1, y.shape[-1]), low, up.t().to(x.dtype), alpha=self._scale).view(y.shape)
 
 
 class Stack:
@@ -116,11 +123,12 @@ class Stack:
         self.adapters = tuple(adapters)
         self.places = {adapter: place for place, adapter in enumerate(adapters)}
         self.rank = max(adapter.rank for adapter in adapters)
+        like = next(tensor for adapter in adapters for tensor in adapter.down if tensor is not None)
         self.down: list[Tensor] = []
         self.up: list[Tensor] = []
         for index, site in enumerate(sites):
-            down = torch.zeros(len(adapters), self.rank, site.inputs)
-            up = torch.zeros(len(adapters), self.rank, site.outputs)
+            down = torch.zeros(len(adapters), self.rank, site.inputs, dtype=like.dtype, device=like.device)
+            up = torch.zeros(len(adapters), self.rank, site.outputs, dtype=like.dtype, device=like.device)
             for place, adapter in enumerate(adapters):
                 a, b = adapter.down[index], adapter.up[index]
                 if a is not None and b is not None:
@@ -141,11 +149,12 @@ class Dense:
 
     def __init__(self, stack: Stack, places: Sequence[int]) -> None:
         self._stack = stack
-        own = torch.zeros(len(places), len(stack.adapters), stack.rank)
+        like = stack.down[0]
+        own = torch.zeros(len(places), len(stack.adapters), stack.rank, dtype=like.dtype)
         for row, place in enumerate(places):
             if place >= 0:
                 own[row, place] = 1.0
-        self._own = own.view(len(places), 1, -1)
+        self._own = own.view(len(places), 1, -1).to(like.device)
 
     def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
         width = self._own.shape[-1]
@@ -164,9 +173,10 @@ class Grouped:
         filled = [row for rows in of for row in (*rows, *[0] * (most - len(rows)))]
         found = {row: wanted * most + rank for wanted, rows in enumerate(of) for rank, row in enumerate(rows)}
         adapted = sorted(found)
-        self._gather = None if filled == list(range(len(places))) else torch.tensor(filled)
-        self._scatter = torch.tensor([found[row] for row in adapted])
-        self._rows = None if len(adapted) == len(places) else torch.tensor(adapted)
+        where = stack.down[0].device
+        self._gather = None if filled == list(range(len(places))) else torch.tensor(filled, device=where)
+        self._scatter = torch.tensor([found[row] for row in adapted], device=where)
+        self._rows = None if len(adapted) == len(places) else torch.tensor(adapted, device=where)
 
     def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
         down, up = self._stack.down[site], self._stack.up[site]

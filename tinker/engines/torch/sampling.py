@@ -22,13 +22,13 @@ class Plan:
     all_greedy: bool
 
 
-def plan(temperatures: Sequence[float]) -> Plan:
-    """Temperature 0 is greedy; its logprobs are those of temperature 1."""
+def plan(temperatures: Sequence[float], device: torch.device | None = None) -> Plan:
+    """Temperature 0 is greedy; its logprobs are those of temperature 1. `device`: where the logits will be."""
     scales = [1.0 / temperature if temperature > 0.0 else 1.0 for temperature in temperatures]
     greedy = [temperature <= 0.0 for temperature in temperatures]
     return Plan(
-        inverse=None if all(scale == 1.0 for scale in scales) else torch.tensor(scales)[:, None],
-        greedy=torch.tensor(greedy) if any(greedy) else None,
+        inverse=None if all(scale == 1.0 for scale in scales) else torch.tensor(scales, device=device)[:, None],
+        greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
         all_greedy=all(greedy),
     )
 
@@ -41,7 +41,7 @@ def sample(logits: Tensor, wanted: Plan, uniforms: Sequence[float]) -> tuple[lis
         chosen = logprobs.argmax(dim=-1, keepdim=True)
     else:
         summed = logprobs.exp().cumsum(dim=-1)
-        sought = torch.tensor(uniforms, dtype=summed.dtype)[:, None] * summed[:, -1:]
+        sought = torch.tensor(uniforms, dtype=summed.dtype, device=summed.device)[:, None] * summed[:, -1:]
         chosen = torch.searchsorted(summed, sought).clamp_max(logits.shape[-1] - 1)
         if wanted.greedy is not None:
             chosen = torch.where(wanted.greedy[:, None], logprobs.argmax(dim=-1, keepdim=True), chosen)

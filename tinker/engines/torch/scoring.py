@@ -32,9 +32,10 @@ class Picked:
     def logits(self, model: Model, use: Use | None) -> Tensor:
         """[n, vocab], divided by the temperature. Padding is on the right, so plain causal attention never sees it."""
         model.router.use = use
-        states = model.hidden(self.ids, use_cache=False)
-        logits = model.logits(states.reshape(-1, states.shape[-1]).index_select(0, self.before))
-        return logits if self.temperature is None else logits / self.temperature
+        where = model.device
+        states = model.hidden(self.ids.to(where), use_cache=False)
+        logits = model.logits(states.reshape(-1, states.shape[-1]).index_select(0, self.before.to(where)))
+        return logits if self.temperature is None else logits / self.temperature.to(where)
 
 
 def pick(rows: Sequence[Row], chosen: Sequence[npt.NDArray[np.intp]], *, tempered: bool = True) -> Picked:
@@ -68,7 +69,11 @@ def score(model: Model, use: Use | None, rows: Sequence[Row], padded: int) -> li
         numbers = [long[place] for place in batch]
         counts = [len(rows[number].ids) - 1 for number in numbers]
         picked = pick([rows[number] for number in numbers], [np.arange(1, count + 1) for count in counts])
-        logprobs = torch.log_softmax(picked.logits(model, use), dim=-1).gather(1, picked.tokens[:, None]).squeeze(1)
+        logprobs = (
+            torch.log_softmax(picked.logits(model, use), dim=-1)
+            .gather(1, picked.tokens[:, None].to(model.device))
+            .squeeze(1)
+        )
         for number, values in zip(numbers, torch.split(logprobs, counts), strict=True):
             scored[number] += values.tolist()
     return scored
