@@ -60,7 +60,7 @@ class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted"; `rollout`: what answers, if not that. `threads`: of the engine; 0: all cores.
     `replies`: what the scripted engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with
     the process). `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it
-    serves. `data`: where its data connection listens, as others reach it."""
+    serves. `data`: where its data connection listens, as others reach it. `device`, `dtype`: of the torch engine."""
 
     coordinator: str
     name: str
@@ -75,6 +75,8 @@ class TaskServerSettings:
     grace: float = DRAIN
     keys: Keys = Keys()
     data: str = LOOPBACK
+    device: str = "auto"
+    dtype: str = "auto"
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
@@ -224,7 +226,8 @@ def _training_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engi
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it once, when torch is imported
     from tinker.engines.torch import TorchEngine
 
-    return TorchEngine(str(settings.model), threads=settings.threads or os.cpu_count() or 1)
+    threads = settings.threads or os.cpu_count() or 1
+    return TorchEngine(str(settings.model), threads=threads, device=settings.device, dtype=settings.dtype)
 
 
 async def _until_told(parent: int, stop: Callable[[], None], at_once: Callable[[], None] = lambda: None) -> None:

@@ -209,6 +209,10 @@ def taskserver(
     ] = None,
     name: Annotated[str, typer.Option(help="This task server's name (default: taskserver-<pid>).")] = "",
     threads: Annotated[int, typer.Option(help="CPU threads of the engine (0: all cores).")] = 0,
+    device: Annotated[
+        str, typer.Option(help="Of the torch engine: cpu, cuda, cuda:1, ... (auto: a GPU, if any).")
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16 (auto: float32 on the CPU, else bfloat16).")] = "auto",
     reply: Annotated[list[str] | None, typer.Option(help="What the scripted engine answers with (repeatable).")] = None,
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
@@ -249,6 +253,8 @@ def taskserver(
         engine=engine,
         rollout=rollout,
         threads=threads,
+        device=device,
+        dtype=dtype,
         replies=tuple(reply or ("yes", "no")),
         spool=spool,
         state=state,
