@@ -55,7 +55,7 @@ def make(tmp_path: Path) -> Make:
         torch.manual_seed(3)
         transformers.utils.logging.disable_progress_bar()
         config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **more})
-        causal = getattr(transformers, f"{architecture}ForCausalLM")(config)
+        causal = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for weight in causal.parameters():
                 if weight.ndim == 2:
