@@ -9,7 +9,7 @@ the time it takes (as long as the loss has no entropy or KL term: then set `drop
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from tinker.protocol.values import AgentName, Ended, EpisodeId, Phase
 
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
-    """`max_lag`: how many versions a token may be older than the one to be updated. `max_row`: tokens of a row, 0 for no cap.
+    """`max_lag`: by how many updates a token may be older than the version to be trained. `max_row`: tokens of a row, 0 for no cap.
     `ignore_cut`: sequences whose last answer was cut off count in the statistics but are not trained on. `frozen`: never learns."""
 
     denominator: Literal["sequences", "tokens"] = "sequences"
@@ -57,6 +57,7 @@ class _Sequence:
     advantage: float | None = None
     capped: int = 0  # trained tokens beyond the row cap
     fate: Fate = Fate.TRAINED
+    lags: list[int] = field(default_factory=list)  # of each span: by how many updates it is older than what is trained
 
     def __post_init__(self) -> None:
         self.logprobs = np.frombuffer(self.trajectory.logprobs, "<f4").astype(np.float32)
@@ -72,8 +73,9 @@ class Learner:
         self._algorithm = algorithm
         self._options = options or LearnerOptions()
 
-    def batch(self, episodes: Sequence[Episode], version: int) -> Batch:
-        """Rows for the update of `version`. Failed, dropped and evaluation episodes are never trained on, an episode counts once."""
+    def batch(self, episodes: Sequence[Episode], version: int, published: Sequence[int] = ()) -> Batch:
+        """Rows for the update of `version`. Failed, dropped and evaluation episodes are never trained on, an episode counts once.
+        `published`: every version so far, in order, if their numbers may have gaps: lag counts updates, not numbers."""
         played, duplicates = _once(episodes)
         usable = [episode for episode in played if episode.ended in (Ended.FINISHED, Ended.FORFEITED)]
         sequences = [
@@ -85,7 +87,7 @@ class Learner:
         signal = Signal(0, 0, 0, 0)
         rows: list[Row] = []
         if not self._options.frozen:
-            signal = self._credit(sequences, version)
+            signal = self._credit(sequences, _ages(version, published))
             rows = self._rows(sequences)
         failed = len(played) - len(usable)
         return Batch(rows, self._report(sequences, rows, signal, (len(played), failed, duplicates)))
@@ -105,12 +107,12 @@ class Learner:
 
     # --- steps ---
 
-    def _credit(self, sequences: Sequence[_Sequence], version: int) -> Signal:
-        """Fill in every sequence's advantage and fate."""
+    def _credit(self, sequences: Sequence[_Sequence], age: Callable[[int], int]) -> Signal:
+        """Fill in every sequence's lags, advantage and fate."""
         fresh = []
         for sequence in sequences:
-            lags = [version - span.version for span in sequence.trajectory.spans]
-            if any(lag < 0 or lag > self._options.max_lag for lag in lags):
+            sequence.lags = [age(span.version) for span in sequence.trajectory.spans]
+            if any(lag < 0 or lag > self._options.max_lag for lag in sequence.lags):
                 sequence.fate = Fate.STALE
             else:
                 fresh.append(sequence)
@@ -167,6 +169,8 @@ class Learner:
         fates = Counter(sequence.fate for sequence in sequences) if not self._options.frozen else Counter[Fate]()
         scores = [sequence.score for sequence in sequences if sequence.score is not None and is_good(sequence.score)]
         trained = sum(int(row.mask.sum()) for row in rows)
+        lags = self._lags(sequences)
+        tokens = sum(lags.values())
         reason = "" if rows else why_empty(episodes, failed, fates)
         if self._options.frozen:
             reason = f"nothing to train on: agent {self.agent} is frozen"
@@ -192,7 +196,28 @@ class Learner:
             score_mean=sum(scores) / len(scores) if scores else None,
             score_count=len(scores),
             reason=reason,
+            stale_tokens=sum(each.trajectory.sampled for each in sequences if each.fate is Fate.STALE),
+            lag_mean=sum(lag * count for lag, count in lags.items()) / tokens if tokens else None,
+            lag_max=max(lags, default=0),
         )
+
+    def _lags(self, sequences: Sequence[_Sequence]) -> Counter[int]:
+        """How many trained tokens are how many updates old."""
+        found: Counter[int] = Counter()
+        for sequence in sequences:
+            mask = sequence.mask[: self._options.max_row or None]
+            if sequence.fate is Fate.TRAINED and not self._options.frozen:
+                for span, lag in zip(sequence.trajectory.spans, sequence.lags, strict=True):
+                    found[lag] += int(mask[span.start : span.end].sum())
+        return +found
+
+
+def _ages(version: int, published: Sequence[int]) -> Callable[[int], int]:
+    """By how many updates a version is older than this one."""
+    if not published:
+        return lambda sampled: version - sampled
+    places = {number: place for place, number in enumerate(published)}
+    return lambda sampled: places[version] - places[sampled] if sampled in places else -1
 
 
 def _once(episodes: Sequence[Episode]) -> tuple[list[Episode], int]:

@@ -41,7 +41,9 @@ class BatchReport:
     """Counts of one batch. `episodes` are those of the rollout, `failed` (or dropped) ones among them; `sequences` are this agent's in the
     others, by `fates`. `trained_tokens` are in the rows; `masked_tokens` were sampled and are not. `cut` counts last answers by the limit
     that cut them. `capped_rows` and `capped_tokens` lost their end to the row cap. `score_mean` is over `score_count` good scores, None
-    if there are none. `reason` says why there is nothing to train on; "" if there is something.
+    if there are none. `reason` says why there is nothing to train on; "" if there is something. `stale_tokens` are the sampled tokens of
+    stale sequences; `lag_mean` and `lag_max` say by how many updates the trained tokens are older than the version they train (None: there
+    are none).
     """
 
     episodes: int
@@ -65,6 +67,9 @@ class BatchReport:
     score_mean: float | None
     score_count: int
     reason: str
+    stale_tokens: int = 0
+    lag_mean: float | None = None
+    lag_max: int = 0
 
     @property
     def dropped_zero(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from coordinator.app.config import BARRIERS, ConfigError, Learning, RunConfig
+from coordinator.core.deadlines import NO_UPDATE_BARRIER
 from scenarios import Scenario, ScenarioError
 from scenarios.host import Cast, held_out
 from scenarios.scenario import NAME, NAME_RULE
@@ -124,14 +125,14 @@ def _learning_problems(scenario: Scenario, config: RunConfig, local: bool) -> li
             problems[f"{place}: {error}"] = None
     for place, learning in every_learning(scenario, config, "loss") if local else ():
         try:
-            find_loss(learning.loss)
+            find_loss(learning.correction)
         except UnknownLoss as error:
             problems[f"{place}: {error}"] = None
     return list(problems)
 
 
 def _barrier_problems(scenario: Scenario, config: RunConfig) -> list[str]:
-    """Quorums that cannot be reached."""
+    """Quorums that cannot be reached, and deadlines of barriers that do not exist."""
     seats_of, _ = _seating(scenario, config)
     episodes = {"rollout_end": config.groups * config.group_size, "evaluate_end": len(held_out(scenario))}
     problems = []
@@ -140,15 +141,18 @@ def _barrier_problems(scenario: Scenario, config: RunConfig) -> list[str]:
         if rule.deadline and rule.straggler == "drop" and come and rule.quorum > come:
             what = "episodes" if barrier in episodes else "agents"
             problems.append(f"barriers.{barrier}: the quorum is {rule.quorum}, but the run has {come} {what}; lower it")
+    if any(learning.lags for _, learning in every_learning(scenario, config, "max_lag")):
+        given = [each for each in ("update_start", "update_end") if getattr(config.barriers, each).get("deadline")]
+        problems += [f"barriers.{barrier}: {NO_UPDATE_BARRIER}" for barrier in given]
     return problems
 
 
-def _rules(config: RunConfig) -> tuple[BarrierRule, ...]:
-    """The barriers that have a deadline."""
+def _rules(config: RunConfig, overlap: bool) -> tuple[BarrierRule, ...]:
+    """The barriers that have a deadline. Where rollouts and updates `overlap`, there are none at updates."""
     found = []
     for phase, edge in product(Phase, Edge):
         rule = config.barriers.at(f"{phase}_{edge}")
-        if rule.deadline:
+        if rule.deadline and not (overlap and phase == Phase.UPDATE):
             found.append(BarrierRule(phase, edge, rule.deadline, Straggler(rule.straggler), rule.quorum))
     return tuple(found)
 
@@ -165,7 +169,10 @@ def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Ro
     return RunSpec(
         run=run,
         scenario=scenario.name,
-        agents=tuple(AgentSpec(role.name, role.policy, role.learning.every) for role in agents),
+        agents=tuple(
+            AgentSpec(role.name, role.policy, role.learning.every, role.learning.max_lag if role.learning.lags else 0)
+            for role in agents
+        ),
         rounds=config.rounds,
         groups=config.groups,
         group_size=config.group_size,
@@ -174,7 +181,7 @@ def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Ro
         update_order=order,
         model=model,
         turn_deadline=config.turn_deadline,
-        barriers=_rules(config),
+        barriers=_rules(config, any(role.learning.lags for role in agents)),
     )
 
 

@@ -20,18 +20,22 @@ class ConfigError(Exception):
     """The operator's configuration is wrong: every problem found, with key, value and rule. Nothing was started."""
 
 
+AUTO = "auto"
+
+
 class Learning(BaseModel):
-    """How one agent learns and samples. `every`: it updates in rounds divisible by this; 0: frozen.
+    """How one agent learns and samples. `every`: it updates in rounds divisible by this; 0: frozen. `max_lag`: so many of its updates may
+    be missing when a rollout begins; above 0, rollouts and updates of the run overlap.
 
     `denominator`: what the loss is averaged over, the agent's sequences or its trained tokens. `temperature` counts in sampler and
-    scorer alike.
+    scorer alike. `loss` AUTO: what fits `max_lag`; `ratio_cap` counts for `ppo` and for agents that may lag.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     algorithm: str = "grpo"
     scale: Literal["group", "batch", "none"] = "batch"
-    loss: str = "importance_sampling"
+    loss: str = AUTO
     denominator: Literal["sequences", "tokens"] = "sequences"
     lr: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -40,6 +44,7 @@ class Learning(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(ge=0)] = 1.0
     ratio_clip: Annotated[float, Field(gt=0)] = 0.2
+    ratio_cap: Annotated[float, Field(ge=0)] = 3.0
     entropy: Annotated[float, Field(ge=0)] = 0.0
     kl: Annotated[float, Field(ge=0)] = 0.0
     epochs: Annotated[int, Field(ge=1)] = 1
@@ -49,6 +54,26 @@ class Learning(BaseModel):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 64
     every: Annotated[int, Field(ge=0)] = 1
+    max_lag: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("ratio_cap")
+    @classmethod
+    def _above_one(cls, cap: float) -> float:
+        if 0 < cap <= 1:
+            raise ValueError(
+                f"must be above 1, where a ratio is that of an unchanged policy, or 0 for none (got {cap})"
+            )
+        return cap
+
+    @property
+    def lags(self) -> bool:
+        """Whether it may train on tokens that are older than its weights."""
+        return self.max_lag > 0 and self.every > 0
+
+    @property
+    def correction(self) -> str:
+        """The loss by name: the one that was asked for, else the one that fits."""
+        return self.loss if self.loss != AUTO else "ppo" if self.lags else "importance_sampling"
 
     def algorithm_options(self) -> dict[str, Any]:
         """What the named algorithm is made with."""

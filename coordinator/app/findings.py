@@ -30,6 +30,7 @@ COUNTED = {
     "count/duplicate_episodes": "episodes that came a second time",
     "count/refused_updates": "updates that were refused or ended early",
     "count/bad_scores": "scores that were None, NaN or infinite",
+    "count/stale_tokens": "sampled tokens of sequences by a version outside the bound",
 }  # what was dropped, masked, refused or failed: a row's key -> its meaning
 PHASES = ("rollout", "update", "evaluate")
 SILENT_ROUNDS = 3  # so many rounds in a row without any signal are worth a warning
@@ -197,7 +198,8 @@ def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
             f"{agent}: every group had equal rewards in rounds {round_of(silent[0])}-{round_of(silent[-1])}; "
             "nothing was learned there (larger groups, or a scenario whose scores differ)"
         )
-    gap = max((number(row, "logprob_gap_max") or 0.0 for row in rows), default=0.0)
+    in_step = [row for row in rows if not number(row, "lag_max")]  # older weights differ, and should
+    gap = max((number(row, "logprob_gap_max") or 0.0 for row in in_step), default=0.0)
     if gap > LARGE_GAP:
         yield f"{agent}: sampler and trainer differ by up to {gap:.2g} nats about a token; they should agree"
     broken = [row for row in rows if _infinite(row.get("grad_norm"))]

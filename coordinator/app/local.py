@@ -30,6 +30,7 @@ from coordinator.app.curves import draw
 from coordinator.app.interrupt import DRAIN, Interrupt
 from coordinator.app.launch import READY, Child, ProcessDied, first_dead, ready
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
+from coordinator.app.run_loop import play_rounds
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
 from coordinator.app.summary import summary
 from coordinator.app.training import Training
@@ -205,7 +206,7 @@ class Play:
         self.facts = run_facts(request, cast, admitted.model.name)
         self.progress.started(self.facts)
         try:
-            exit = await training.run()
+            exit = await play_rounds(training)
         finally:
             client.end(run, "the host is done")
         return exit
@@ -284,6 +285,7 @@ def make_learner(role: Role) -> Learner:
         denominator=learning.denominator,
         drop_zero=learning.entropy == 0 and learning.kl == 0,
         frozen=role.frozen,
+        max_lag=learning.max_lag,
     )
     return Learner(role.name, make_algorithm(learning.algorithm, **learning.algorithm_options()), options)
 

@@ -61,6 +61,7 @@ def training_row(
         **_incidents(episodes, own),
         **_measures(episodes),
         **_counts(trained.report),
+        **_lag(role, trained.report),
         **{f"wait/{at}": waits[role.name] for at, waits in clocked.waits.items() if role.name in waits},
         **_seconds(episodes, clocked, load),
     }
@@ -120,6 +121,13 @@ def _counts(report: BatchReport) -> dict[str, int]:
         "count/singleton_groups": report.singletons,
         "count/duplicate_episodes": report.duplicates,
     }
+
+
+def _lag(role: Role, report: BatchReport) -> dict[str, float | None]:
+    """By how many updates what an agent that may lag trained on is older than its weights."""
+    if not role.learning.lags:
+        return {}
+    return {"lag_mean": report.lag_mean, "lag_max": report.lag_max, "count/stale_tokens": report.stale_tokens}
 
 
 def _trajectories(episodes: Iterable[Episode], role: Role) -> list[Trajectory]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from coordinator.app import findings
 from coordinator.app.figures import NOTHING, clock, plain, readable, signed
+from coordinator.app.lag_report import Overlap, overlaps
 from coordinator.app.progress import Row, RunFacts, RunResult
 
 TRANSCRIPT_LINES = 60
@@ -20,6 +21,7 @@ def summary(facts: RunFacts, rows: Sequence[Row], result: RunResult, *, curves: 
         [f"![Reward, headline measure and evaluations by round]({curves})"] if curves else [],
         _time(rows, result.seconds),
         _waits(rows),
+        _overlaps(rows),
         _counts(rows),
         _episodes(result),
         _files(result),
@@ -126,6 +128,31 @@ def _waits(rows: Sequence[Row]) -> Iterator[str]:
             for key in keys
         ),
     )
+
+
+def _overlaps(rows: Sequence[Row]) -> Iterator[str]:
+    """What overlapping gained, and what it cost."""
+    found = overlaps(rows)
+    if not found:
+        return
+    yield "## Rollouts beside updates"
+    yield ""
+    lines: dict[str, Callable[[Overlap], str]] = {
+        "wall time waited at barriers": lambda each: _share(each.waited),
+        "update time beside rollouts": lambda each: f"{_share(each.overlapped)} of {each.update_seconds:,.2f} s",
+        "age of trained tokens in updates: mean": lambda each: plain(each.lag_mean),
+        "age of trained tokens in updates: largest": lambda each: f"{each.lag_max}",
+        "ratios clipped": lambda each: _share(each.clipped),
+        "ratios cut off at the cap": lambda each: _share(each.truncated),
+        "sequences refused as too old (tokens)": lambda each: f"{each.refused[0]:,} ({each.refused[1]:,})",
+    }
+    yield from _table(
+        ("", *(each.agent for each in found)), ((what, *map(read, found)) for what, read in lines.items())
+    )
+
+
+def _share(part: float | None) -> str:
+    return NOTHING if part is None else f"{part:.1%}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -92,7 +92,8 @@ class Updater:
         if agent.fenced and agent.adapter is not None:
             await self._measured(agent, Rewind(agent.adapter))
             agent.fenced = False
-        loss = LossSpec(learning.loss, learning.ratio_clip, learning.ratio_clip, learning.entropy, learning.kl)
+        clip, cap = learning.ratio_clip, learning.ratio_cap if learning.lags else 0.0
+        loss = LossSpec(learning.correction, clip, clip, learning.entropy, learning.kl, cap)
         measured: dict[str, float] = {}
         before = agent.steps
         try:

@@ -55,17 +55,30 @@ def importance_sampling(
 def ppo(
     new: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, spec: LossSpec
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate: loss = -sum w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A), r = exp(new - old).
+    """Clipped surrogate: loss = -sum w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A), r = min(exp(new - old), cap).
 
-    Schulman et al. 2017, "Proximal Policy Optimization Algorithms"; separate bounds as in Yu et al. 2025 (DAPO, "clip-higher"). Assumes
-    several steps on one batch. Fails quietly: with one step per batch every ratio is 1 and it is `importance_sampling`; once most ratios
-    are outside the bounds (see clip_fraction) most of the batch teaches nothing.
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms"; separate bounds as in Yu et al. 2025 (DAPO, "clip-higher"). `old` are
+    the sampler's own logprobs, so that r corrects for everything in which sampling was different from training: older weights first of
+    all. The clip bounds r from above where A > 0 only; where A < 0 a token that has become likely since it was sampled would move the
+    weights without limit. There the cap holds (0: none): ratios are truncated (Ionides 2008, "Truncated Importance Sampling"), which for a
+    clipped surrogate is the dual clip of Ye et al. 2020, "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning"
+    (max(min(r A, clip(r) A), cap A) for A < 0). A token beyond the cap has no gradient.
+
+    Assumes several steps on one batch, or a sampler that is a little behind. Fails quietly: with one step per fresh batch every ratio is 1
+    and it is `importance_sampling`; once most ratios are outside the bounds (see clip_fraction and truncated_fraction) most of the batch
+    teaches nothing.
     """
     ratio = (new - known(old, new)).exp()
+    free = ratio.detach()
+    if spec.cap:
+        ratio = ratio.clamp(max=spec.cap)
     clipped = ratio.clamp(1.0 - spec.clip_low, 1.0 + spec.clip_high)
     loss = -(weights * (ratio * advantages).minimum(clipped * advantages)).sum()
     cut = (clipped * advantages < ratio * advantages).detach().float()
-    return loss, {"ratio_mean": ratio.detach().sum(), "clip_fraction": cut.sum()}
+    metrics = {"ratio_mean": free.sum(), "clip_fraction": cut.sum()}
+    if spec.cap:
+        metrics["truncated_fraction"] = (free > spec.cap).float().sum()
+    return loss, metrics
 
 
 def cross_entropy(

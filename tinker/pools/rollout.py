@@ -44,6 +44,7 @@ class RolloutWorker(Actor[RolloutMessage, None]):
         self._tasks = tasks
         self._running: dict[tuple[TurnId, SeatName], anyio.CancelScope] = {}
         self._loaded: dict[RunId, set[PolicyVersion]] = {}
+        self._loading: dict[PolicyVersion, anyio.Event] = {}  # set when the newest load of this version has ended
 
     async def receive(self, message: RolloutMessage) -> None:
         match message:
@@ -56,15 +57,18 @@ class RolloutWorker(Actor[RolloutMessage, None]):
                     running.cancel()
             case Forget():
                 await self._engine.forget(cache_prefix(message.run, message.episode))
-            case Load():
-                await self._load(message)
+            case Load():  # it may come from far away: answers go on meanwhile
+                before, self._loading[message.version] = self._loading.get(message.version), anyio.Event()
+                self._loaded.setdefault(message.run, set()).add(message.version)
+                done = self._loading[message.version]
+                self._tasks.start_soon(self._load, message, before, done, name=f"load {message.version}")
             case Unload():
                 self._loaded.get(message.run, set()).discard(message.version)
-                await self._engine.unload(message.version)
+                await self._unload(message.version)
             case Release():
                 await self._engine.forget(f"{message.run}/")
                 for version in sorted(self._loaded.pop(message.run, set())):
-                    await self._engine.unload(version)
+                    await self._unload(version)
 
     async def stopped(self) -> None:
         for scope in self._running.values():
@@ -105,14 +109,24 @@ class RolloutWorker(Actor[RolloutMessage, None]):
             self._engine.busy_seconds,
         )
 
-    async def _load(self, message: Load) -> None:
-        self._loaded.setdefault(message.run, set()).add(message.version)
+    async def _unload(self, version: PolicyVersion) -> None:
+        if version in self._loading:
+            await self._loading[version].wait()
+        await self._engine.unload(version)
+
+    async def _load(self, message: Load, before: anyio.Event | None, done: anyio.Event) -> None:
+        if before is not None:
+            await before.wait()
         try:
             await self._engine.load(message.version, await self._fetch(message.adapter))
         except Exception as error:
             self._post(LoadFailed(message.run, message.worker, message.version, f"{type(error).__name__}: {error}"))
         else:
             self._post(Loaded(message.run, message.worker, message.version, message.adapter.digest))
+        finally:
+            done.set()
+            if self._loading.get(message.version) is done:
+                del self._loading[message.version]
 
 
 def cache_prefix(run: RunId, episode: EpisodeId) -> str:

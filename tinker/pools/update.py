@@ -1,4 +1,7 @@
-"""Workers of the update and forward pools: one operation at a time, each once.
+"""Workers of the update and forward pools: one operation of a policy at a time, in the order in which they came, each once.
+
+Policies do not wait for one another: a slow update of one agent holds up nobody else's (how much they really do at once is the engine's
+business).
 
 An operation that comes again (same id) gets the stored result of the first time (I7). What moves weights is committed, with its result,
 before it is answered (`tinker.pools.holding`): then this holds also for a worker that was started again. Whatever goes wrong comes back as
@@ -7,7 +10,13 @@ before it is answered (`tinker.pools.holding`): then this holds also for a worke
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
 
 from tinker.engines.engine import Engine, EngineError, Files
 from tinker.pools.holding import LEARNER, Held, Holding, NotHere
@@ -31,10 +40,11 @@ from tinker.protocol.operations import (
 )
 from tinker.protocol.to_coordinator import WorkerDone, WorkerFailed
 from tinker.protocol.to_taskserver import Release, Work
-from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, pack_floats
+from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, RunId, pack_floats
 from tinker.runtime.actor import Actor
 
 STORED = 256
+log = structlog.get_logger("taskserver")
 
 
 class Bundles(Protocol):
@@ -45,10 +55,23 @@ class Bundles(Protocol):
     def remove(self, name: str) -> None: ...
 
 
-class OperationWorker(Actor[Work | Release, None]):
-    """One update or forward worker. `store` is where its bundles lie on the data plane, `holding` the policies that it updates."""
+@dataclass(slots=True)
+class Lane:
+    """The operations of one policy that are not done yet."""
 
-    def __init__(self, engine: Engine, post: Post, fetch: Fetch, store: Bundles, holding: Holding) -> None:
+    run: RunId
+    waiting: deque[Work] = field(default_factory=deque)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+
+class OperationWorker(Actor[Work | Release, None]):
+    """One update or forward worker. `store` is where its bundles lie on the data plane, `holding` the policies that it updates; `tasks`
+    outlives the worker."""
+
+    def __init__(
+        self, engine: Engine, post: Post, fetch: Fetch, store: Bundles, holding: Holding, tasks: TaskGroup
+    ) -> None:
         self._engine = engine
         self._post = post
         self._fetch = fetch
@@ -56,11 +79,43 @@ class OperationWorker(Actor[Work | Release, None]):
         self._holding = holding
         self._results: dict[OpId, Result] = {}
         self._saved: dict[PolicyName, str] = {}
+        self._tasks = tasks
+        self._lanes: dict[PolicyName, Lane] = {}  # of the policies that are worked on
 
     async def receive(self, message: Work | Release) -> None:
         if isinstance(message, Release):
-            await self._holding.release(message.run)
+            self._tasks.start_soon(self._release, message.run, name=f"release {message.run}")
             return
+        lane = self._lanes.get(message.policy)
+        if lane is None:
+            lane = self._lanes[message.policy] = Lane(message.run)
+            self._tasks.start_soon(self._work_off, message.policy, lane, name=f"operations of {message.policy}")
+        lane.waiting.append(message)
+
+    async def stopped(self) -> None:
+        for lane in self._lanes.values():
+            lane.scope.cancel()
+
+    async def _release(self, run: RunId) -> None:
+        """The run is over, once what was begun for it is done."""
+        for lane in [lane for lane in self._lanes.values() if lane.run == run]:
+            await lane.done.wait()
+        try:
+            await self._holding.release(run)
+        except Exception as error:  # nobody waits for it, and the worker goes on
+            log.error("not released", run=run, why=f"{type(error).__name__}: {error}")
+
+    async def _work_off(self, policy: PolicyName, lane: Lane) -> None:
+        """Everything that waits for this policy, one after the other."""
+        try:
+            with lane.scope:
+                while lane.waiting:
+                    await self._work(lane.waiting.popleft())
+        finally:
+            del self._lanes[policy]
+            lane.done.set()
+
+    async def _work(self, message: Work) -> None:
         where = message.run, message.op, message.worker
         try:
             result = self._results.get(message.op) or await self._do(message)

@@ -165,13 +165,15 @@ class AdamSpec:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Which registered loss, and its numbers. `entropy` and `kl` are coefficients (kl: to the base model without adapter)."""
+    """Which registered loss, and its numbers. `entropy` and `kl` are coefficients (kl: to the base model without adapter). `cap`: ratios
+    are cut off there (0: they are not)."""
 
     name: str
     clip_low: float = 0.2
     clip_high: float = 0.2
     entropy: float = 0.0
     kl: float = 0.0
+    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class TaskServer:
 
         def operations() -> Actor[Any, Any]:
             holding = Holding(self.engine, self.commits, self.clock)
-            return OperationWorker(self.engine, self._send, self._fetch, self.store, holding)
+            return OperationWorker(self.engine, self._send, self._fetch, self.store, holding, tasks)
 
         factory = rollout if offer.kind == PoolKind.ROLLOUT else operations
         worker = system.spawn(offer.name, factory, mailbox=MAILBOX, restart=Restart(times=3, within=60.0))
