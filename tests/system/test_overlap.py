@@ -184,7 +184,7 @@ async def test_a_stop_ends_the_run_after_the_updates_in_hand(tmp_path: Path) -> 
 
             async def drain() -> None:
                 await until(lambda: len(engine.batches) >= 5)
-                here.daemon.drain("maintenance")
+                here.daemon.stop()
 
             tasks.start_soon(drain)
             ran = await here.run(three_players, rounds=500, groups=1, group_size=3, learning={"max_lag": 2})
