@@ -13,6 +13,7 @@ from coordinator.core.roster import Peer
 from coordinator.core.rounds import EPISODES
 from coordinator.core.run import Run
 from coordinator.core.tables import Table
+from coordinator.core.updates import unfinished
 from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.values import AgentName, Edge, Phase, PolicyVersion
 
@@ -61,7 +62,9 @@ class MissingStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run at its present barrier. `versions`: of each policy the newest; `requests_waiting`: for a worker that serves their version."""
+    """A run at its present barrier. `versions`: of each policy the newest; `requests_waiting`: for a worker that serves their version.
+    `lags`: by how many versions what is played of each policy is older than the newest; `updating`: agents whose weights may move, with
+    the round (only where updates overlap rollouts)."""
 
     run: str
     scenario: str
@@ -77,6 +80,8 @@ class RunStatus:
     episodes_open: int
     turns_open: int
     requests_waiting: int
+    lags: dict[str, int]
+    updating: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,19 @@ def _run(core: Coordinator, run: Run, now: float) -> RunStatus:
         len(rounds.unaccounted),
         sum(table.turn is not None for table in tables),
         sum(each.worker is None for each in requests),
+        _lags(run),
+        {agent: gate.round for gate in run.updates.gates for agent in sorted(gate.updating)},
     )
+
+
+def _lags(run: Run) -> dict[str, int]:
+    """Policies of the episodes that are played; 0 where nothing is."""
+    versions, playing = run.rounds.versions, bool(run.rounds.unaccounted)
+    return {
+        agent.policy: run.versions.current[agent.policy] - versions.get(agent.name, 0) if playing else 0
+        for agent in run.spec.agents
+        if agent.policy in run.versions.current
+    }
 
 
 def _missing(core: Coordinator, run: Run, tables: list[Table], now: float) -> Iterable[MissingStatus]:
@@ -195,10 +212,16 @@ def _why_agent(core: Coordinator, run: Run, agent: AgentName, now: float) -> str
         if version not in run.versions.adapters:
             return f"{version} is not published yet"
         return f"{version} is loading at {_names(run.versions.not_serving(version))}"
+    late = unfinished(run.updates, agent)
+    if late and agent not in run.updates.updating:
+        return f"its update of round {late} has not begun"
     busy = [(asked.operation, worker) for asked, worker in run.pending.values() if asked.agent == agent]
     if busy:
         operation, worker = busy[0]
-        return f"{type(operation).__name__} is running at {worker}"
+        of = f" for its update of round {late}" if late else ""
+        return f"{type(operation).__name__} is running at {worker}{of}"
+    if late:
+        return f"its update of round {late} has not ended; {_host(core, run, now)}"
     order = run.rounds.order
     if (run.rounds.phase, run.rounds.edge) == (Phase.UPDATE, Edge.END):
         if agent in order.due and agent not in order.admitted:

@@ -90,6 +90,8 @@ def _run(run: RunStatus) -> Iterator[str]:
         yield "  versions: " + ", ".join(f"{policy}@{version}" for policy, version in run.versions.items())
     if run.episodes_open:
         yield f"  {run.episodes_open} episodes open, {run.turns_open} turns open"
+    if run.updating:
+        yield "  updating: " + ", ".join(f"{agent} (round {round})" for agent, round in run.updating.items())
     for arrived in run.arrived:
         yield f"  {arrived.member} has waited for {ago(arrived.waited)}"
     for missing in run.missing:

@@ -99,6 +99,12 @@ READINGS = (
         lambda now, daemon: [((policy,), number) for run in now.runs for policy, number in run.versions.items()],
         ("policy",),
     ),
+    Reading(
+        "opentinker_policy_lag",
+        "By how many versions what is played is older than the newest of each policy.",
+        lambda now, daemon: [((policy,), number) for run in now.runs for policy, number in run.lags.items()],
+        ("policy",),
+    ),
     Reading("opentinker_turns", "Turns opened.", _one(lambda now, daemon: now.counts.get("turns", 0)), counter=True),
     Reading("opentinker_messages", "Messages received.", _one(lambda now, daemon: daemon.messages), counter=True),
     Reading(
@@ -142,7 +148,9 @@ class Metrics(Collector):
         waited = self._waits.labels(str(opening.phase), str(opening.edge))
         for wait in opening.waits:
             waited.observe(wait.seconds)
-        self._rounds += (opening.phase, opening.edge) == (Phase.UPDATE, Edge.END)
+        run = self._daemon.core.runs.get(opening.run)
+        last = Phase.ROLLOUT if run is not None and run.updates.overlap else Phase.UPDATE
+        self._rounds += (opening.phase, opening.edge) == (last, Edge.END)
 
     def text(self) -> bytes:
         """The page a monitor scrapes."""
@@ -159,7 +167,9 @@ class Metrics(Collector):
             for labels, value in each.read(now, self._daemon):
                 metric.add_metric(labels, value)
             yield metric
-        yield CounterMetricFamily(ROUNDS, "Rounds whose updates have ended.", value=self._rounds)
+        yield CounterMetricFamily(
+            ROUNDS, "Rounds whose updates (with max_lag: whose rollouts) have ended.", value=self._rounds
+        )
 
 
 def names() -> list[str]:

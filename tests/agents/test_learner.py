@@ -140,6 +140,27 @@ def test_evaluations_and_repeated_episodes_do_not_count() -> None:
     assert (len(batch.rows), batch.report.duplicates, batch.report.episodes) == (2, 1, 2)
 
 
+def test_lag_counts_updates_and_not_numbers() -> None:
+    """Version 3 was followed by 7 and 9: numbers that were asked for and never published do not make tokens older."""
+    played = [episode(0, 1.0), episode(1, 0.0)]
+    learner = Learner(X, Grpo("none"), LearnerOptions(max_lag=2))
+    batch = learner.batch(played, 9, published=(0, 3, 7, 9))
+    assert (len(batch.rows), batch.report.lag_mean, batch.report.lag_max) == (2, 2.0, 2)
+    assert learner.batch(played, 9, published=(0, 3, 5, 7, 9)).report.stale == 2
+    assert learner.batch(played, 9, published=(0, 7, 9)).report.stale == 2  # nobody published it
+
+
+def test_the_report_says_how_old_trained_tokens_are_and_how_many_were_too_old() -> None:
+    mixed = trajectory(".aa.aa", spans=(Span(2, 0, 3), Span(3, 3, 6)))
+    young, old = trajectory(".aa"), trajectory(".aaa", version=0)
+    batch = learn([episode(0, 1.0, mixed), episode(1, 0.0, young), episode(2, 5.0, old)], max_lag=1)
+    assert (len(batch.rows), batch.report.stale, batch.report.stale_tokens) == (2, 1, 3)
+    assert (batch.report.lag_mean, batch.report.lag_max) == (pytest.approx(2 / 6), 1)
+    nothing = learn([episode(2, 5.0, old)], max_lag=1)
+    assert nothing.report.lag_mean is None
+    assert "1 of 1 rows were sampled by a version outside the bound" in nothing.report.reason
+
+
 @pytest.mark.parametrize(("lag", "version", "stale"), [(0, 3, 0), (0, 4, 2), (1, 4, 0), (1, 5, 2), (1, 2, 2)])
 def test_sequences_of_versions_outside_the_bound_are_refused_and_counted(lag: int, version: int, stale: int) -> None:
     batch = learn([episode(0, 1.0), episode(1, 0.0)], version=version, max_lag=lag)

@@ -115,6 +115,8 @@ def run_config(rng: random.Random, number: int, fixed: Mapping[str, object]) -> 
         "engine": "scripted",
         "learning": {"max_tokens": 4, "every": rng.choice((1, 1, 1, 2))},
     }
+    # not from `rng`: a history whose agents are in step is what it would be without this
+    given["learning"]["max_lag"] = random.Random(repr(given)).choice((0, 0, 1, 2))
     given |= fixed
     key = repr(given)
     if key not in _CONFIGS:

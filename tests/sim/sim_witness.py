@@ -66,6 +66,13 @@ class RunAccount:
     loaded: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)
     waited_for: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)  # told to load when it was published
     known: set[PolicyVersion] = field(default_factory=set)  # versions of which the host was told
+    updates: dict[AgentName, int] = field(default_factory=dict)  # the newest round whose update it was let into
+    through: set[tuple[int, AgentName]] = field(default_factory=set)  # updates that ended (only of agents that may lag)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether updates have a track of their own."""
+        return any(each.max_lag > 0 for each in self.spec.agents)
 
     def schedule(self) -> list[At]:
         """Every barrier, in order."""
@@ -140,6 +147,11 @@ class Witness:
                     self._same(run.plays.setdefault(episode, message), message, "I6 hand-out of an episode")
             case told.MayUpdate():
                 self._may_update(run, message)
+                run.updates[message.agent] = max(message.round, run.updates.get(message.agent, 0))
+            case told.UpdateEnded():
+                run.through.add((message.round, message.agent))
+                later = (message.round + 1, Phase.ROLLOUT, Edge.START) in run.opened
+                self.did["update ended beside a later rollout"] += later
             case Generate():
                 self._generate(run, message)
             case Load():
@@ -196,6 +208,10 @@ class Witness:
                 self.broken.append(f"I2 {at} opened, but {open_} are not accounted for")
             return
         for agent, version in zip(run.spec.agents, message.versions, strict=True):
+            newest = at[0] - 1 - agent.max_lag if at[1] == Phase.ROLLOUT else at[0]
+            late = [round for round in range(1, newest + 1) if (round, agent.name) not in run.through]
+            if run.overlap and late:
+                self.broken.append(f"I1 {at} opened, but {agent.name} has not ended its updates of {late}")
             arrival = run.arrived.get((at, agent.name))
             if arrival is None:
                 self.broken.append(f"C4.1 {at} opened, but {agent.name} has not come")
@@ -212,6 +228,7 @@ class Witness:
                 start = run.arrived.get(((message.round, Phase.UPDATE, Edge.START), agent))
                 every = next(each.every for each in spec.agents if each.name == agent)
                 due = start is not None and start.samples > 0 and every > 0 and message.round % every == 0
+                due = due or run.overlap
                 come = (at, agent) in run.arrived
                 if not (come or not due):
                     self.broken.append(f"O2 {message.agent} may update before {agent} has arrived")
@@ -253,7 +270,9 @@ class Witness:
             self.broken.append(f"I7 {message.op} is another operation")
         if isinstance(message.operation, Attach | Score):
             return
-        round = max((at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START)), default=0)
+        if (run.updates.get(asked.agent), asked.agent) in run.through:
+            self.broken.append(f"O1 {message.op} after the update of {asked.agent} had ended")
+        round = self._updating(run, asked.agent)
         if round <= 0:
             self.broken.append(f"I2 {message.op} before any update began")
         wanted = run.spec.groups * run.spec.group_size
@@ -306,12 +325,14 @@ class Witness:
     def trained(self, policy: PolicyName, rows: Sequence[Row]) -> None:
         """I4: every stretch of trained tokens is an answer of this policy in the newest round, each once."""
         run = next(run for run in self.runs.values() if any(each.policy == policy for each in run.spec.agents))
-        round = max(at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START))
+        agent = next(each for each in run.spec.agents if each.policy == policy)
+        round = self._updating(run, agent.name)
         answers: Counter[tuple[int, ...]] = Counter()
         for closed in (*run.closed.values(), *run.before):
             episode = closed.turn.episode
             if (episode.round, episode.phase) == (round, Phase.ROLLOUT):
-                answers.update(tuple(unpack_ids(each.ids)) for each in closed.results if each.version.policy == policy)
+                young = [each for each in closed.results if self._lag(each.version) <= agent.max_lag]
+                answers.update(tuple(unpack_ids(each.ids)) for each in young if each.version.policy == policy)
         for row in rows:
             for stretch in _stretches(row):
                 if stretch[0] not in self.accepted:
@@ -319,6 +340,16 @@ class Witness:
                 answers[stretch] -= 1
                 if answers[stretch] < 0:
                     self.broken.append(f"I4 {policy} trains on {stretch}, which it did not say (so often)")
+
+    def _lag(self, version: PolicyVersion) -> int:
+        """How many versions are newer."""
+        return self.newest.get(version.policy, 0) - version.version
+
+    def _updating(self, run: RunAccount, agent: AgentName) -> int:
+        """The round whose update this agent is in (0: none)."""
+        if run.overlap:
+            return run.updates.get(agent, 0)
+        return max((at[0] for at in run.opened if at[1:] == (Phase.UPDATE, Edge.START)), default=0)
 
     def effect(self, server: str, policy: PolicyName, what: str) -> None:
         """I7: an engine did something; no oftener than it was asked."""

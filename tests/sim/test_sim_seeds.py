@@ -37,6 +37,7 @@ SOMETIMES = (
     "coordinator restarted in update end",
     "coordinator restarted in evaluate end",
     "journal records lost with the machine",
+    "update ended beside a later rollout",
     "closed turn told again",
     "opening told again",
     "outcome of an operation told again",

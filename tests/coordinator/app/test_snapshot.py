@@ -7,7 +7,7 @@ import copy
 from coordinator.app.snapshot import MissingStatus, RunStatus, snapshot
 from coordinator.cli.status import ago, described
 from coordinator.core.coordinator import Coordinator
-from tinker.protocol.operations import Attach, ForwardBackward, Published
+from tinker.protocol.operations import Attach, ForwardBackward, Publish, Published
 from tinker.protocol.to_coordinator import (
     AgentSpec,
     Arrive,
@@ -57,13 +57,13 @@ def policy(agent: str) -> PolicyName:
     return PolicyName(f"run/{agent}")
 
 
-def admitted() -> Coordinator:
-    """At 10 s a run of two agents, updating in turn, has been admitted."""
+def admitted(max_lag: int = 0) -> Coordinator:
+    """At 10 s a run of two agents, updating in turn (if they may lag: together), has been admitted."""
     core = Coordinator(PeerName("coordinator"))
     core.join(Hello(Role.TASKSERVER, SERVER, "there", 2, OFFERS, CARD, "data", b""), 10.0)
     core.join(Hello(Role.HOST, HOST, "here", 1), 10.0)
-    agents = tuple(AgentSpec(AgentName(name), policy(name)) for name in ("ann", "bob"))
-    order = ((AgentName("ann"),), (AgentName("bob"),))
+    agents = tuple(AgentSpec(AgentName(name), policy(name), 1, max_lag) for name in ("ann", "bob"))
+    order = () if max_lag else ((AgentName("ann"),), (AgentName("bob"),))
     core.step(HOST, Submit(RunSpec(RUN, "guess", agents, 3, 1, 2, 0, 0, update_order=order)), 10.0)
     return core
 
@@ -76,9 +76,11 @@ def attach(core: Coordinator, agent: str, *, load: bool = True) -> None:
         core.step(SERVER, Loaded(RUN, ROLLOUT, version, "digest"), 11.0)
 
 
-def arrive(core: Coordinator, phase: Phase, edge: Edge, *agents: str, now: float = 12.0, samples: int = 1) -> None:
+def arrive(
+    core: Coordinator, phase: Phase, edge: Edge, *agents: str, now: float = 12.0, samples: int = 1, round: int = 1
+) -> None:
     for agent in agents:
-        core.step(HOST, Arrive(RUN, 1, phase, edge, AgentName(agent), 0, samples), now)
+        core.step(HOST, Arrive(RUN, round, phase, edge, AgentName(agent), 0, samples), now)
 
 
 def rolling_out() -> Coordinator:
@@ -138,6 +140,41 @@ def test_an_agent_whose_operation_runs_names_it_and_its_worker() -> None:
 def test_an_agent_that_may_update_but_does_nothing_is_told_from_the_others() -> None:
     run = run_at(updating(), 20.0)
     assert run.missing[0].why == "it may update; its host host (heard 6 s ago) has asked for nothing yet"
+
+
+def test_where_updates_overlap_rollouts_it_says_how_far_each_agent_is() -> None:
+    core = admitted(max_lag=1)
+    attach(core, "ann")
+    attach(core, "bob")
+    for round in (1, 2):
+        arrive(core, Phase.ROLLOUT, Edge.START, "ann", "bob", round=round)
+        for index in range(2):
+            core.step(HOST, EpisodeEnded(RUN, EpisodeId(round, Phase.ROLLOUT, index), Ended.FINISHED), 13.0)
+    core.step(HOST, Arrive(RUN, 1, Phase.UPDATE, Edge.START, AgentName("ann"), 0, 1), 14.0)
+    gradient = ForwardBackward(BLOB, LossSpec("policy_gradient"))
+    core.step(HOST, Operate(RUN, OpId("op1"), AgentName("ann"), policy("ann"), gradient), 15.0)
+    run = run_at(core, 20.0)
+    assert run.updating == {"ann": 1}
+    assert [each.why for each in run.missing] == [
+        "ForwardBackward is running at server/update for its update of round 1",
+        "its update of round 1 has not begun",
+    ]
+    assert "  updating: ann (round 1)" in "\n".join(described(snapshot(core, 20.0)))
+
+
+def test_lag_is_what_is_played_against_the_newest() -> None:
+    core = admitted(max_lag=1)
+    attach(core, "ann")
+    attach(core, "bob")
+    arrive(core, Phase.ROLLOUT, Edge.START, "ann", "bob")
+    for index in range(2):
+        core.step(HOST, EpisodeEnded(RUN, EpisodeId(1, Phase.ROLLOUT, index), Ended.FINISHED), 13.0)
+    arrive(core, Phase.ROLLOUT, Edge.START, "ann", "bob", round=2)
+    assert run_at(core, 20.0).lags == {"run/ann": 0, "run/bob": 0}
+    core.step(HOST, Arrive(RUN, 1, Phase.UPDATE, Edge.START, AgentName("ann"), 0, 1), 14.0)
+    core.step(HOST, Operate(RUN, OpId("op1"), AgentName("ann"), policy("ann"), Publish(1)), 15.0)
+    core.step(SERVER, WorkerDone(RUN, OpId("op1"), UPDATE, Published(PolicyVersion(policy("ann"), 1), BLOB)), 15.0)
+    assert run_at(core, 20.0).lags == {"run/ann": 1, "run/bob": 0}
 
 
 def test_episodes_name_the_workers_that_have_their_requests() -> None:

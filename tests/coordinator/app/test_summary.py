@@ -180,3 +180,31 @@ def test_names_are_no_formulas_and_no_fonts_are_missed() -> None:
 
 def test_without_numbers_there_is_no_picture() -> None:
     assert draw([{"round": 1, "agent": "ann", "reward_mean": None}]) is None
+
+
+def test_the_page_says_what_overlapping_gained_and_cost() -> None:
+    rows = rows_of(2)
+    for number, row in enumerate(rows[:4]):
+        row |= {"tokens_trained": 100 if number < 2 else 300, "update_seconds": 4.0, "overlap_seconds": 3.0}  # type: ignore[operator]
+        row |= {"lag_mean": 1.0 if number < 2 else 2.0, "lag_max": 2, "clip_fraction": 0.1}  # type: ignore[operator]
+        row |= {"truncated_fraction": 0.01, "count/stale": 1, "count/stale_tokens": 7}  # type: ignore[operator]
+        rows[number] = row
+    text = page(rows)
+    lines = [line for line in text.partition("## Rollouts beside updates")[2].partition("##")[0].splitlines() if line]
+    assert lines == [
+        "|  | ann | bob |",
+        "|---|---|---|",
+        "| wall time waited at barriers | 5.0% | 0.0% |",
+        "| update time beside rollouts | 75.0% of 8.00 s | 75.0% of 8.00 s |",
+        "| age of trained tokens in updates: mean | 1.75 | 1.75 |",
+        "| age of trained tokens in updates: largest | 2 | 2 |",
+        "| ratios clipped | 10.0% | 10.0% |",
+        "| ratios cut off at the cap | 1.0% | 1.0% |",
+        "| sequences refused as too old (tokens) | 2 (14) | 2 (14) |",
+    ]
+    assert "Rollouts beside updates" not in page(rows_of(2))
+
+
+def test_older_weights_are_no_disagreement_between_sampler_and_trainer() -> None:
+    rows = [{"round": 1, "agent": "ann", "phase": "train", "logprob_gap_max": 0.4, "lag_max": lag} for lag in (0, 1)]
+    assert [len(findings.warnings([row])) for row in rows] == [1, 0]

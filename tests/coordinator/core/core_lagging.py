@@ -16,12 +16,13 @@ from tinker.protocol.values import Edge, Phase
 @dataclass
 class LaggingHost(Host):
     """`queue`: rounds whose update of an agent has not begun; `busy`: the one that it is in. `ready`: the version whose loading was
-    acknowledged. `to_come`: agents that have still to come to the next barrier. `overlapped`: updates that ended when a
-    later round was played already."""
+    acknowledged; `marks`: (round, version) of the ends of its updates. `to_come`: agents that have still to come to the next barrier.
+    `overlapped`: updates that ended when a later round was played already."""
 
     queue: dict[str, list[int]] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
     ready: dict[str, tuple[int, str]] = field(default_factory=dict)
+    marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     came_with: dict[str, int] = field(default_factory=dict)
     to_come: set[str] = field(default_factory=set)
     next_at: At | None = None
@@ -30,6 +31,7 @@ class LaggingHost(Host):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.queue = {each.name: [] for each in self.spec.agents}
+        self.marks = {each.name: [] for each in self.spec.agents}
 
     @property
     def over(self) -> bool:
@@ -131,6 +133,21 @@ class LaggingHost(Host):
     def end(self) -> list[object]:
         return [said.EndRun(self.spec.run, "finished")] if self.over and not self.stopped and not self.lost else []
 
+    def wrong_arrivals(self) -> list[object]:
+        """Who would come to the next barrier too early, or with a version that is too old for it."""
+        at = self.next_at
+        if at is None or at[1] != Phase.ROLLOUT:
+            return []
+        found: list[object] = []
+        for each in self.spec.agents:
+            newest = at[0] - 1 - each.max_lag
+            oldest = max((version for round, version in self.marks[each.name] if round <= newest), default=0)
+            if not self.paced(each, at):
+                found.append(arrival(each.name, *at, self.version[each.name], run=self.spec.run))
+            elif each.name in self.to_come and oldest:
+                found.append(arrival(each.name, *at, oldest - 1, run=self.spec.run))
+        return found
+
     # --- the update track ---
 
     def pump(self, each: AgentSpec) -> list[object]:
@@ -179,6 +196,7 @@ class LaggingHost(Host):
             return []
         del self.busy[each.name]
         self.ready[each.name] = self.version[each.name], self.digests.get(each.name, "")
+        self.marks[each.name].append((message.round, self.version[each.name]))
         updated = f"{each.name} {message.round}" in self.admitted
         self.overlapped += updated and self.opened[-1].round > message.round
         return [*self.pump(each), *self.come(), *self.end()]

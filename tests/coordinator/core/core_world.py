@@ -420,6 +420,8 @@ class World:
                 replace(played.turn, number=played.turn.number + 1), played.requests[0].seat, worker, "forged"
             ),  # type: ignore[arg-type]
         ]
+        if isinstance(host, LaggingHost):
+            wrong += host.wrong_arrivals() * 4
         message = self.rng.choice(wrong)
         self.did["forged"] += 1
         self.say(self.rng.choice([owner, "stranger", *self.servers, *self.hosts]), message)

@@ -34,6 +34,7 @@ from tinker.protocol.to_host import (
     Queued,
     RunStopped,
     TurnClosed,
+    UpdateEnded,
 )
 from tinker.protocol.values import (
     AdamSpec,
@@ -277,6 +278,30 @@ async def test_the_gate_and_the_end_of_a_phase_are_asked_for_again() -> None:
         may, end = MayUpdate(RUN, 1, A), opened(Phase.ROLLOUT, Edge.END)
         await here.tell(may, may, end, end)
         assert here.answers == [None, end]
+        await here.pass_time(2)
+        assert await here.heard(Heartbeat) == []
+
+
+async def test_where_updates_overlap_their_beginning_and_end_are_asked_for_again() -> None:
+    async with desk() as here:
+        await here.welcome()
+        start, end = arrive(Phase.UPDATE, Edge.START), arrive(Phase.UPDATE, Edge.END)
+        here.await_(here.client.begin_update(start))
+        await here.heard()
+        await here.pass_time(1)
+        await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
+        await here.pass_time(1)
+        assert await here.heard(Heartbeat) == [start]
+        may, ended = MayUpdate(RUN, 1, A), UpdateEnded(RUN, 1, A)
+        await here.tell(may, may)
+        here.await_(here.client.end_update(end))
+        await here.heard()
+        await here.pass_time(1)
+        await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
+        await here.pass_time(1)
+        assert await here.heard(Heartbeat) == [end]
+        await here.tell(ended, ended, may)
+        assert here.answers == [None, None]
         await here.pass_time(2)
         assert await here.heard(Heartbeat) == []
 

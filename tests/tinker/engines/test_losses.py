@@ -58,6 +58,25 @@ def test_ppo_clips_only_where_the_ratio_went_too_far_in_the_paying_direction() -
     assert sums["clip_fraction"] == 2.0
 
 
+def test_ppo_cuts_ratios_off_at_the_cap_which_is_the_dual_clip() -> None:
+    """A = -1: ratio 2 is below the cap of 3 and counts whole; ratio 4 counts as 3 and has no gradient. A = 1: the clip was there first.
+    Checked against max(min(r A, clip(r) A), cap A) of Ye et al. 2020 for A < 0."""
+    ratios, advantages = [2.0, 4.0, 4.0, 0.5], [-1.0, -1.0, 1.0, -1.0]
+    loss, sums, slope = terms(
+        "ppo", new=[math.log(ratio) for ratio in ratios], old=[0.0] * 4, advantages=advantages, weights=[1.0] * 4, cap=3.0
+    )  # fmt: skip
+    expected = 0.0
+    for ratio, advantage in zip(ratios, advantages, strict=True):
+        surrogate = min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+        expected -= max(surrogate, 3.0 * advantage) if advantage < 0 else surrogate
+    assert loss == pytest.approx(expected)
+    assert slope == pytest.approx([2.0, 0.0, 0.0, 0.0])
+    assert (sums["truncated_fraction"], sums["ratio_mean"]) == (2.0, pytest.approx(10.5))
+    uncapped, sums, slope = terms("ppo", new=[math.log(4.0)], old=[0.0], advantages=[-1.0], weights=[1.0])
+    assert (uncapped, slope) == (pytest.approx(4.0), pytest.approx([4.0]))
+    assert "truncated_fraction" not in sums
+
+
 def test_cross_entropy_looks_at_neither_advantages_nor_old_logprobs() -> None:
     loss, _, slope = terms(
         "cross_entropy", new=[-1.0, -3.0], old=[math.nan] * 2, advantages=[math.nan] * 2, weights=[0.5, 0.25]
