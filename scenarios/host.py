@@ -7,24 +7,22 @@ finished episodes for the learner. All randomness of an episode comes from the r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from agents.players.player import Answer, Need, Player
 from agents.players.policy import Playing, PolicyPlayer
 from agents.players.scripted import ScriptedPlayer
 from scenarios.episode import Identity, Limits, play_episode
 from scenarios.errors import Dropped, Forfeited
+from scenarios.phase import Fetch, PhaseInHand, Runtime, no_fetch
 from scenarios.scenario import Evaluation, Scenario
 from tinker.client import CoordinatorLost, RunOver, TurnError
 from tinker.protocol.episodes import Episode
 from tinker.protocol.seeds import derive
-from tinker.protocol.to_coordinator import EpisodeEnded, OpenTurn, SeatRequest
+from tinker.protocol.to_coordinator import OpenTurn, SeatRequest
 from tinker.protocol.to_host import Play, SeatResult, TurnClosed
 from tinker.protocol.values import (
     AgentName,
@@ -42,19 +40,6 @@ from tinker.protocol.values import (
 from tinker.tokens import ChatTemplate
 
 HELD_OUT = 0x0E7A1  # the seed of every evaluation, whatever the run's seed: scores of different runs compare
-
-MOMENT = 1.0  # seconds that an episode has to hear at its next turn that its run is over
-
-
-class Runtime(Protocol):
-    """What a host needs of its connection (`tinker.client.Client`)."""
-
-    @property
-    def plays(self) -> MemoryObjectReceiveStream[Play]: ...
-
-    async def turn(self, message: OpenTurn) -> TurnClosed: ...
-
-    def account(self, message: EpisodeEnded) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +92,30 @@ def held_out(scenario: Scenario) -> tuple[HeldOut, ...]:
 
 
 class Host:
-    """Plays one phase at a time. `stop` makes it open no more turns: what runs is dropped at its next turn.
-    `engine_seconds`: how long the busiest engine had been at work when it was last heard."""
+    """Plays one phase at a time. `stop` makes it open no more turns: what runs is dropped at its next turn. `fetch` gets what further
+    hosts have played. `engine_seconds`: how long the busiest engine had been at work when it was last heard."""
 
-    def __init__(self, runtime: Runtime, production: Production, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runtime: Runtime, production: Production, clock: Callable[[], float], fetch: Fetch = no_fetch
+    ) -> None:
         self._runtime = runtime
         self._production = production
         self._clock = clock
         self._held_out = held_out(production.scenario)
+        self._fetch = fetch
+        self._phase: PhaseInHand | None = None
+        self._over: set[tuple[int, Phase]] = set()
         self._stopping = ""
         self.engine_seconds = 0.0
 
+    @property
+    def run(self) -> RunId:
+        return self._production.run
+
     def stop(self, reason: str) -> None:
         self._stopping = reason
+        if self._phase is not None:
+            self._phase.stop()
 
     async def play(
         self,
@@ -128,68 +124,23 @@ class Host:
         on_done: Callable[[Episode], None] = lambda episode: None,
         left_out: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> list[Episode]:
-        """Play `total` episodes as they are handed out, with these versions; returns them in order of their index. `left_out` returns when
-        the coordinator has dropped some: those are given up where they are, and no more are handed out."""
-        episodes: list[Episode] = []
+        """One phase of `total` episodes with these versions, whoever plays them; returns them in order of their index. `left_out` returns
+        when the coordinator has dropped some: those are given up where they are, and no more are handed out."""
+        self._phase = PhaseInHand(self._runtime, self._production.run, total, self._fetch, on_done, self._over)
+        if self._stopping:
+            self._phase.stop()
         places = anyio.CapacityLimiter(self._production.concurrency)
-        playing: dict[str, anyio.CancelScope] = {}
-        handing_out = anyio.CancelScope()
 
-        async def one(episode: EpisodeId, group: int) -> None:
-            played: Episode | None = None
-            with anyio.CancelScope() as playing[str(episode)]:
-                async with places:
-                    played = await self._episode(episode, group, versions)
-            del playing[str(episode)]
-            if played is None:
-                return
-            episodes.append(played)
-            reason = played.recording.reason
-            self._runtime.account(EpisodeEnded(self._production.run, episode, played.ended, reason[-500:]))
-            on_done(played)
+        async def one(play: Play, episode: EpisodeId) -> Episode:
+            async with places:
+                return await self.episode(episode, play.group, versions, play.attempt)
 
-        async def give_up(left_out: Callable[[], Awaitable[Collection[str]]]) -> None:
-            try:
-                dropped = await left_out()
-            except (
-                RunOver,
-                CoordinatorLost,
-            ):  # so do those who wait for a turn, and the others await what may never come
-                await anyio.sleep(MOMENT)
-                dropped = tuple(playing)
-            handing_out.cancel()
-            for episode in dropped:
-                if episode in playing:
-                    playing[episode].cancel()
+        episodes = await self._phase.play(one, left_out)
+        self._over |= {(each.episode.round, each.episode.phase) for each in episodes}
+        return episodes
 
-        async def play_all() -> None:
-            async with anyio.create_task_group() as tasks:
-                handed_out = 0
-                with handing_out:
-                    while handed_out < total:
-                        try:
-                            message = await self._runtime.plays.receive()
-                        except anyio.EndOfStream:  # the run is over; whoever waits for the barrier is told why
-                            break
-                        handed_out += len(message.episodes)
-                        for episode in message.episodes:
-                            tasks.start_soon(one, episode, message.group, name=f"episode {episode}")
-                self._forget_plays(handed_out < total)
-
-        async with anyio.create_task_group() as watching:
-            if left_out is not None:
-                watching.start_soon(give_up, left_out, name="give up what is dropped")
-            await play_all()
-            watching.cancel_scope.cancel()
-        return sorted(episodes, key=lambda each: each.episode)
-
-    def _forget_plays(self, dropped: bool) -> None:
-        """What was handed out and is dropped is not played in the next phase."""
-        with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while dropped:
-                self._runtime.plays.receive_nowait()
-
-    async def _episode(self, id: EpisodeId, group: int, versions: Mapping[PolicyName, int]) -> Episode:
+    async def episode(self, id: EpisodeId, group: int, versions: Mapping[PolicyName, int], attempt: int = 0) -> Episode:
+        """Play one episode of this group, with these versions."""
         production = self._production
         evaluating = id.phase == Phase.EVALUATE
         item = self._held_out[id.index] if evaluating else None
@@ -203,7 +154,7 @@ class Host:
         return await play_episode(
             production.scenario,
             players,
-            _CoordinatedTurns(self, id),
+            _CoordinatedTurns(self, id, attempt),
             identity=Identity(production.run, id, group, item.label if item else ""),
             rng_seed=derive(seed, "table", *start),
             params={**production.params, **(item.evaluation.params if item else {})},
@@ -234,21 +185,21 @@ class Host:
         )
         return PolicyPlayer(production.template, playing, lambda ask: derive(seed, "request", *place, seat, ask))
 
-    async def turn(self, episode: EpisodeId, number: int, needs: Mapping[SeatName, Need]) -> TurnClosed:
-        """One turn through the coordinator; Dropped when this host stops or the run is over."""
+    async def turn(self, id: TurnId, needs: Mapping[SeatName, Need]) -> TurnClosed:
+        """One turn through the coordinator; Dropped when this host stops, the run is over, or the episode is another host's now."""
         if self._stopping:
             raise Dropped(self._stopping)
         production = self._production
         requests = tuple(
             SeatRequest(seat, need.policy, pack_ids(need.prompt), need.sampling) for seat, need in needs.items()
         )
-        message = OpenTurn(TurnId(production.run, episode, number), requests, production.turn_deadline)
+        message = OpenTurn(id, requests, production.turn_deadline)
         try:
             return await self._runtime.turn(message)
         except (RunOver, CoordinatorLost) as error:
             raise Dropped(str(error)) from error
         except TurnError as error:
-            if self._stopping:  # meanwhile the coordinator was told to stop, too
+            if self._stopping or error.fenced:  # meanwhile the coordinator was told to stop, too
                 raise Dropped(self._stopping) from error
             raise
 
@@ -259,9 +210,10 @@ class _CoordinatedTurns:
 
     host: Host
     episode: EpisodeId
+    attempt: int
 
     async def open(self, number: int, needs: Mapping[SeatName, Need]) -> Mapping[SeatName, Answer | Forfeited]:
-        closed = await self.host.turn(self.episode, number, needs)
+        closed = await self.host.turn(TurnId(self.host.run, self.episode, number, self.attempt), needs)
         self.host.engine_seconds = max(self.host.engine_seconds, *(result.engine for result in closed.results))
         return {result.seat: _answer(result) for result in closed.results}
 

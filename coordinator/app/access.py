@@ -2,7 +2,7 @@
 
 Without keys a daemon listens on loopback, or on an ipc path in a directory that only we can enter. Anywhere else it needs its own key and a
 file of authorized keys. Then a member is what its key says: its role, its name (or that name with `-` and anything after it), and, for a
-host, the runs it may submit. What a role may say is the core's business (`CALLS`).
+host, the runs it may submit or play for. What a role may say is the core's business (`CALLS`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 import structlog
 
 from tinker.protocol import ToCoordinator
-from tinker.protocol.to_coordinator import Hello, Submit
+from tinker.protocol.to_coordinator import Enlist, Hello, Submit
 from tinker.protocol.values import Role
 from tinker.runtime.authorized import AuthorizedKeys, Grant, keep_reading
 from tinker.runtime.clock import Clock
@@ -180,6 +180,8 @@ class Access:
                 return _why_not_hello(who, grant, message)
             case Submit() if not grant.allows(message.spec.run):
                 return f"{who} may not submit run {message.spec.run!r}, only {', '.join(grant.runs)}"
+            case Enlist() if not grant.allows(message.run):
+                return f"{who} may not play for run {message.run!r}, only for {', '.join(grant.runs)}"
             case _:
                 return ""
 

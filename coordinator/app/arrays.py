@@ -16,7 +16,7 @@ from pathlib import Path
 
 from coordinator.core.tables import Table
 from tinker.protocol.to_coordinator import Generated, Hello, OpenTurn, SeatRequest
-from tinker.protocol.to_host import Admitted, SeatResult, TurnClosed
+from tinker.protocol.to_host import Admitted, Enlisted, SeatResult, TurnClosed
 from tinker.protocol.to_taskserver import Generate
 from tinker.protocol.values import EpisodeId, PackedFloats, PackedIds, RunId, TurnId
 
@@ -118,6 +118,8 @@ class Arrays:
             case Admitted() if message.tokenizer:
                 bundle = self._tokenizer(message.tokenizer)
                 return Admitted(message.run, message.model, bundle, message.data, message.machine)
+            case Enlisted() if message.tokenizer:
+                return replace(message, tokenizer=self._tokenizer(message.tokenizer))
         return message
 
     def _result(self, turn: TurnId, each: SeatResult) -> SeatResult:

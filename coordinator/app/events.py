@@ -16,11 +16,20 @@ from tinker.protocol.to_coordinator import (
     ToCoordinator,
     WorkerLost,
 )
-from tinker.protocol.to_host import Admitted, Missing, Opened, OperationFailed, Queued, RunStopped, TurnRefused
+from tinker.protocol.to_host import (
+    Admitted,
+    Enlisted,
+    Missing,
+    Opened,
+    OperationFailed,
+    Queued,
+    RunStopped,
+    TurnRefused,
+)
 from tinker.protocol.values import PeerName, TurnId
 
 HEARD = frozenset({Bye, EndRun, GenerateFailed, LoadFailed, WorkerLost})
-TOLD = frozenset({Admitted, Missing, Opened, OperationFailed, Queued, RunStopped})
+TOLD = frozenset({Admitted, Enlisted, Missing, Opened, OperationFailed, Queued, RunStopped})
 
 
 class Event(NamedTuple):
@@ -70,6 +79,8 @@ def told(member: PeerName, message: object) -> Event | None:
             return Event("info", "waiting", {**_barrier(message), **members})
         case Admitted():
             return Event("info", "run admitted", {"run": message.run, "member": member, "model": message.model.name})
+        case Enlisted():
+            return Event("info", "host enlisted", {"run": message.run, "member": member, "learner": message.learner})
         case Queued():
             return Event("info", "run queued", {"run": message.run, "member": member, "reason": message.reason})
         case RunStopped():

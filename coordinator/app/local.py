@@ -24,11 +24,12 @@ from agents.learner import Learner, LearnerOptions
 from coordinator.app import findings
 from coordinator.app.access import Keys
 from coordinator.app.bundles import HostBundles
-from coordinator.app.cast import Role, casting, check_targets, roles, run_spec
+from coordinator.app.cast import Role, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
 from coordinator.app.interrupt import DRAIN, Interrupt
 from coordinator.app.launch import READY, Child, ProcessDied, first_dead, ready
+from coordinator.app.production import for_further_hosts, production
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
 from coordinator.app.run_loop import play_rounds
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed
@@ -36,11 +37,9 @@ from coordinator.app.summary import summary
 from coordinator.app.training import Training
 from coordinator.app.updating import Agent
 from scenarios import Scenario
-from scenarios.episode import Limits
-from scenarios.host import Production
 from scenarios.transcript import render
 from tinker.algorithms.registry import make_algorithm
-from tinker.client import Client, ClientError, CoordinatorLost, RunOver
+from tinker.client import Client, ClientError, CoordinatorLost, Event, RunOver
 from tinker.protocol.to_any import Draining
 from tinker.protocol.to_coordinator import Hello
 from tinker.protocol.to_host import CoordinatorLoad, Missing, Queued
@@ -179,27 +178,15 @@ class Play:
         run = run_id(request.directory.path)
         cast = roles(run, request.scenario, config)
         spec = run_spec(run, request.scenario, config, cast, "" if not request.coordinator else request.model)
+        spec = for_further_hosts(spec, request.scenario, config, cast)
         admitted = await client.submit(spec)
         check_targets(cast, admitted.model)
         template = ChatTemplate(Tokenizer.from_bundle(admitted.tokenizer))
-        production = Production(
-            run,
-            config.seed,
-            request.scenario,
-            casting(cast),
-            template,
-            admitted.model.context,
-            config.params,
-            Limits(deadline=config.episode_deadline),
-            config.turn_deadline,
-            config.concurrency,
-        )
+        played = production(run, request.scenario, config, cast, template, admitted.model.context)
         agents = tuple(Agent(role, make_learner(role)) for role in cast)
         bulk = BulkClient(partial(self.transport.connect, limits=BULK_LIMITS), machine=self.machine)
         bundles = HostBundles(admitted, BundleStore(spool, machine=self.machine), bulk)
-        training = Training(
-            client, spec, config, production, agents, bundles, request.directory, self.progress, self.clock
-        )
+        training = Training(client, spec, config, played, agents, bundles, request.directory, self.progress, self.clock)
         self.interrupt.training = training
         if self.drained:
             training.stop(self.drained)
@@ -211,7 +198,7 @@ class Play:
             client.end(run, "the host is done")
         return exit
 
-    def _on_event(self, event: Queued | Missing | CoordinatorLoad | Draining) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Queued():
                 self.progress.note(f"waiting in the queue: {event.reason}")

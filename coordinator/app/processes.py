@@ -26,11 +26,13 @@ from coordinator.app.daemon import DRAIN, Daemon
 from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder, open_journal
 from coordinator.app.rollout import RolloutConfig
+from coordinator.app.rundir import Exit
 from coordinator.core.coordinator import Coordinator
+from scenarios import Scenario
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
 from tinker.pools.commits import DiskCommits, MemoryCommits
-from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role
+from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role, RunId
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore, machine_id
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.transport import Listener, ZmqTransport
@@ -128,6 +130,42 @@ def _recorder(settings: CoordinatorSettings, stack: AsyncExitStack) -> tuple[Rec
         "journal", directory=str(settings.journal), epoch=core.epoch, runs=len(core.runs), away=len(core.roster.away)
     )
     return recorder, Arrays(settings.journal)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Of a further host. `grace`: seconds to play what is in hand when told to leave. `keys`: its own, and the coordinator's."""
+
+    coordinator: str
+    run: str
+    scenario: Scenario
+    name: str
+    capacity: int
+    parent: int = 0
+    grace: float = DRAIN
+    keys: Keys = Keys()
+
+
+async def run_host(settings: HostSettings) -> Exit:
+    """Play for the run until it is over, or until told to stop."""
+    from coordinator.app.further import Further
+
+    structlog.contextvars.bind_contextvars(member=settings.name)
+    further = Further(
+        RunId(settings.run),
+        settings.scenario,
+        settings.coordinator,
+        settings.capacity,
+        settings.name,
+        settings.grace,
+        transport=ZmqTransport(settings.keys.security()),
+        on_enlisted=lambda: _ready(settings.coordinator, run=settings.run),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_until_told, settings.parent, further.leave, name="signals")
+        exit = await further.serve()
+        tasks.cancel_scope.cancel()
+    return exit
 
 
 async def run_taskserver(settings: TaskServerSettings) -> None:
@@ -252,8 +290,8 @@ async def _watch_parent(parent: int, stop: Callable[[], None]) -> None:
         stop()
 
 
-def _ready(address: str, **pages: str) -> None:
-    print(json.dumps({"ready": address, **pages}), flush=True)
+def _ready(address: str, **more: str) -> None:
+    print(json.dumps({"ready": address, **more}), flush=True)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

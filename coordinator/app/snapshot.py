@@ -61,10 +61,22 @@ class MissingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host of a run. `episodes`: what it was dealt and is not accounted for, `delivered` of them are played; at most about `capacity`
+    are dealt to it at once. `state`: learner, playing, retired (it is dealt nothing more) or away (the coordinator waits for it)."""
+
+    name: str
+    state: str
+    capacity: int
+    episodes: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """A run at its present barrier. `versions`: of each policy the newest; `requests_waiting`: for a worker that serves their version.
     `lags`: by how many versions what is played of each policy is older than the newest; `updating`: agents whose weights may move, with
-    the round (only where updates overlap rollouts)."""
+    the round (only where updates overlap rollouts). `groups_waiting`: of episodes, for a host with room."""
 
     run: str
     scenario: str
@@ -82,6 +94,8 @@ class RunStatus:
     requests_waiting: int
     lags: dict[str, int]
     updating: dict[str, int]
+    hosts: tuple[HostStatus, ...]
+    groups_waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,16 @@ class QueuedStatus:
     scenario: str
     host: str
     place: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedStatus:
+    """One of the last runs that their learner host did not end itself, and why."""
+
+    run: str
+    scenario: str
+    host: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,7 @@ class Snapshot:
     queue: tuple[QueuedStatus, ...]
     runs: tuple[RunStatus, ...]
     counts: dict[str, int]
+    stopped: tuple[StoppedStatus, ...]
 
 
 def snapshot(core: Coordinator, now: float, began: float = 0.0) -> Snapshot:
@@ -120,6 +145,7 @@ def snapshot(core: Coordinator, now: float, began: float = 0.0) -> Snapshot:
         tuple(QueuedStatus(spec.run, spec.scenario, host, place) for place, (spec, host) in queued),
         tuple(_run(core, run, now) for run in core.runs.values()),
         dict(sorted(core.counts.items())),
+        tuple(StoppedStatus(each.run, each.scenario, each.host, each.reason) for each in core.stopped),
     )
 
 
@@ -178,6 +204,8 @@ def _run(core: Coordinator, run: Run, now: float) -> RunStatus:
         sum(each.worker is None for each in requests),
         _lags(run),
         {agent: gate.round for gate in run.updates.gates for agent in sorted(gate.updating)},
+        tuple(_hosts(core, run)),
+        len(run.dealing.waiting),
     )
 
 
@@ -189,6 +217,20 @@ def _lags(run: Run) -> dict[str, int]:
         for agent in run.spec.agents
         if agent.policy in run.versions.current
     }
+
+
+def _hosts(core: Coordinator, run: Run) -> Iterable[HostStatus]:
+    """The learner host first, then the others in order of joining."""
+    for name, hand in run.dealing.hosts.items():
+        groups = [group for group in run.dealing.groups.values() if group.host == name]
+        state = "learner" if name == run.host else "retired" if hand.retired else "playing"
+        yield HostStatus(
+            name,
+            "away" if hand.cut else state,
+            hand.capacity,
+            sum(len(group.episodes) for group in groups),
+            sum(len(group.delivered) for group in groups),
+        )
 
 
 def _missing(core: Coordinator, run: Run, tables: list[Table], now: float) -> Iterable[MissingStatus]:

@@ -12,6 +12,7 @@ from functools import partial
 from agents.report import BatchReport
 from coordinator.app import metrics
 from coordinator.app.config import RunConfig
+from coordinator.app.deliveries import unpacked
 from coordinator.app.metrics import Clocked, Trained
 from coordinator.app.progress import Progress
 from coordinator.app.rundir import Exit, RunDirectory, blamed
@@ -21,8 +22,9 @@ from scenarios.host import Host, Production
 from tinker.client import Client
 from tinker.protocol.episodes import Episode
 from tinker.protocol.to_coordinator import RunSpec
-from tinker.protocol.to_host import CoordinatorLoad, Opened
+from tinker.protocol.to_host import CoordinatorLoad, Delivered, Opened
 from tinker.protocol.values import AgentName, Edge, Ended, Phase, PolicyName
+from tinker.runtime.bulk import BulkError
 from tinker.runtime.clock import Clock
 
 
@@ -86,7 +88,7 @@ class Training:
 
     def begin(self) -> None:
         """Be ready to play."""
-        self._host = Host(self.client, self.production, self.clock.now)
+        self._host = Host(self.client, self.production, self.clock.now, self._fetch)
         if self._stopping:
             self._host.stop(self._stopping)
 
@@ -119,6 +121,15 @@ class Training:
         self.clocked.phases[phase] = self.clock.now() - began
         self._check_failures(episodes)
         return episodes
+
+    async def _fetch(self, delivered: Delivered) -> list[Episode]:
+        """What a further host has played. What cannot be fetched now is delivered again."""
+        try:
+            files = await self.bundles.get(delivered.bundle)
+        except BulkError as error:
+            self.progress.note(f"what host {delivered.host} has played could not be fetched yet: {error}")
+            return []
+        return unpacked(delivered, files, self.production.scenario)
 
     def _record(self, round: int, phase: Phase, episodes: Sequence[Episode]) -> None:
         path = self.directory.recordings_path(phase, round)

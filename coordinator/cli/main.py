@@ -1,4 +1,4 @@
-"""`opentinker`: run, coordinator, taskserver, status, scenarios. Every refusal comes before anything is started, in a few lines on stderr.
+"""`opentinker`: run, coordinator, taskserver, host, status, scenarios. What is refused is refused before anything is started.
 
 Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configuration; 3 a process or the coordinator was lost; 130 cut off.
 """
@@ -264,6 +264,39 @@ def taskserver(
         data=data,
     )
     _serve(run_taskserver(settings))
+
+
+@app.command()
+def host(
+    scenario: Annotated[str, typer.Argument(help="The run's scenario: a name, or path/to/file.py[:name].")],
+    run: Annotated[str, typer.Option(metavar="RUN", help="The run to play for, as `opentinker status` names it.")],
+    coordinator: Annotated[str, typer.Option(metavar="ADDRESS", help="The coordinator of the run.")] = ADDRESS,
+    capacity: Annotated[int, typer.Option(min=1, help="Episodes to play at the same time.")] = 64,
+    name: Annotated[str, typer.Option(help="This host's name (default: host-<pid>).")] = "",
+    grace: Grace = 10.0,
+    log_format: Log = "logfmt",
+    key: KeyFile = None,
+    server_key: ServerKey = "",
+    parent: Parent = 0,
+) -> None:
+    """Play episodes for somebody's run, and learn nothing."""
+    from coordinator.app.access import UnsafeAddress, given_keys
+    from coordinator.app.checks import check_address
+    from coordinator.app.logs import log_to_stderr
+    from coordinator.app.processes import HostSettings, run_host
+
+    log_to_stderr(log_format)
+    try:
+        check_address(coordinator)
+        keys = given_keys(key, server_key, None, os.environ)
+        chosen, address = load_scenario(scenario), keys.to(coordinator)
+    except (ConfigError, ScenarioError, KeyFileError, TransportError, UnsafeAddress) as error:
+        _refuse(error)
+    named = name or f"{keys.name or 'host'}-{os.getpid()}"
+    exit = anyio.run(run_host, HostSettings(address, run, chosen, named, capacity, parent, grace, keys))
+    if exit.code:
+        print(f"opentinker: {exit.detail}", file=sys.stderr)
+    raise typer.Exit(exit.code)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.app.snapshot import PeerStatus, RunStatus, Snapshot
+from coordinator.app.snapshot import HostStatus, PeerStatus, RunStatus, Snapshot
 
 SNAPSHOT = TypeAdapter(Snapshot)
 PATIENCE = 5.0  # seconds a coordinator on this machine may take to answer
@@ -66,6 +66,8 @@ def described(now: Snapshot) -> Iterator[str]:
         yield from ("", "no runs")
     for run in now.runs:
         yield from ("", *_run(run))
+    for stopped in now.stopped:
+        yield from ("", f"run {stopped.run} ({stopped.scenario}) of {stopped.host} was stopped: {stopped.reason}")
     for queued in now.queue:
         yield from ("", f"run {queued.run} ({queued.scenario}) of {queued.host}: number {queued.place} in the queue")
     refused = {name: number for name, number in now.counts.items() if name.startswith("refused ")}
@@ -92,10 +94,19 @@ def _run(run: RunStatus) -> Iterator[str]:
         yield f"  {run.episodes_open} episodes open, {run.turns_open} turns open"
     if run.updating:
         yield "  updating: " + ", ".join(f"{agent} (round {round})" for agent, round in run.updating.items())
+    if len(run.hosts) > 1:
+        hosts = (f"{each.name} {each.episodes}/{each.capacity} ({_state(each)})" for each in run.hosts)
+        yield f"  hosts, with episodes in hand: {', '.join(hosts)}"
+    if run.groups_waiting:
+        yield f"  {run.groups_waiting} groups of episodes wait for a host with room"
     for arrived in run.arrived:
         yield f"  {arrived.member} has waited for {ago(arrived.waited)}"
     for missing in run.missing:
         yield f"  waiting for {missing.member} since {ago(missing.waited)}: {missing.why}"
+
+
+def _state(host: HostStatus) -> str:
+    return host.state + (f", {host.delivered} delivered" if host.delivered else "")
 
 
 def ago(seconds: float) -> str:

@@ -25,17 +25,29 @@ from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnR
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
-RULES = 5  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
+RULES = 6  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
 BY_HOST = "its learner host has ended it"
+REMEMBERED = 16  # runs that were stopped
 NOTICE = 10.0  # seconds between notices of who a shut barrier waits for
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedRun:
+    """A run that its learner host did not end itself."""
+
+    run: RunId
+    scenario: str
+    host: PeerName
+    reason: str
 
 
 @dataclass(slots=True)
 class Coordinator:
     """`lease`: a member silent for two leases is lost. `ended`: runs that are over, while their host is a member (in order; an old
-    `Submit` that comes again must not start them twice), with the reason if it was not the host that ended them. `counts`: refusals and
+    `Submit` that comes again must not start them twice), with the reason if it was not the host that ended them; `stopped`: the last of
+    those. `counts`: refusals and
     totals, by name. `draining`: why nothing new may begin ("": it may)."""
 
     name: PeerName
@@ -45,6 +57,7 @@ class Coordinator:
     queue: dict[RunId, tuple[said.RunSpec, PeerName]] = field(default_factory=dict)
     runs: dict[RunId, Run] = field(default_factory=dict)
     ended: dict[tuple[RunId, PeerName], str] = field(default_factory=dict)
+    stopped: tuple[StoppedRun, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
     draining: str = ""
     turns: Turns = field(init=False)
@@ -62,6 +75,8 @@ class Coordinator:
         self.roster = members.join(self.roster, hello, now)
         self.turns.cut -= {worker.name for worker in hello.workers}
         sends.append((hello.name, Welcome(self.name, self.epoch, self.lease)))
+        for run in self.runs.values():
+            sends += run.dealing.reach(hello.name, True)
         return sends + (self._serve(hello, now) if hello.model is not None else [])
 
     def _serve(self, hello: said.Hello, now: float) -> Sends:
@@ -133,7 +148,7 @@ class Coordinator:
                 run = self.runs.get(message.turn.run)
                 if run is None or peer not in run.dealing.hosts:
                     self.counts["refused OpenTurn"] += 1
-                    return [(peer, TurnRefused(message.turn, _no_run(peer, message.turn.run)))]
+                    return [(peer, TurnRefused(message.turn, _no_run(peer, message.turn.run), run is not None))]
                 if self.draining and not self.turns.knows(message.turn):
                     self.counts["refused OpenTurn"] += 1
                     return [(peer, TurnRefused(message.turn, self.draining))]
@@ -254,6 +269,7 @@ class Coordinator:
             admitted = Admitted(run_id, server.model, server.tokenizer, server.data, server.machine)
             parts = spec, host, rnd.begin(spec), serving, owners, updater, scorer, admitted
             run = Run(*parts, noticed=now, since=now, updates=upd.begin(spec))
+            run.dealing.reach(host, self._reachable(host))
             self.runs[run_id] = run
             del self.queue[run_id]
             return [(host, admitted)]
@@ -264,6 +280,9 @@ class Coordinator:
         run = self.runs.pop(run_id)
         self.ended[run_id, run.host] = ""
         self.ended |= {(run_id, host): reason for host in run.dealing.further()}
+        if reason != BY_HOST:
+            stopped = StoppedRun(run_id, run.spec.scenario, run.host, reason)
+            self.stopped = (*self.stopped[-REMEMBERED + 1 :], stopped)
         sends = self.turns.clear_run(run) + run.farewell(reason, reason == BY_HOST)
         return sends + [(server, Release(run_id)) for server in run.servers()]
 
@@ -306,6 +325,8 @@ class Coordinator:
             self.counts["connections closed"] += 1
             self.roster = members.part(self.roster, peer, now)
             self.turns.cut |= {worker.name for worker in self.roster.peers[peer].hello.workers}
+            for run in self.runs.values():
+                run.dealing.reach(peer, False)
         return []
 
     def lose(self, peer: PeerName, reason: str, now: float) -> Sends:
@@ -425,6 +446,8 @@ class Coordinator:
             found.append("M3 the workers that get nothing new are not those that cannot be reached")
         for run in self.runs.values():
             found += run.violations()
+            if any(hand.cut is self._reachable(name) for name, hand in run.dealing.hosts.items()):
+                found.append("M4 the hosts that are dealt nothing are not those that cannot be reached")
         return found + self.turns.violations(self.runs)
 
 

@@ -30,15 +30,17 @@ Sends = list[tuple[PeerName, object]]
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """A host of the run. `load`: episodes it was dealt and has not delivered. `retired`: it is dealt nothing more."""
+    """A host of the run. `load`: episodes it was dealt and has not delivered. `retired`: it is dealt nothing more; `cut`: nor while it
+    cannot be reached."""
 
     capacity: int
     load: int = 0
     retired: bool = False
+    cut: bool = False
 
     @property
     def has_room(self) -> bool:
-        return not self.retired and self.load < self.capacity
+        return not self.retired and not self.cut and self.load < self.capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,19 @@ class Dealing:
     def join(self, host: PeerName, capacity: int) -> Sends:
         """A further host is there; one that is there already may have another capacity, and is retired no longer."""
         known = self.hosts.get(host, Hand(capacity))
-        self.hosts[host] = replace(known, capacity=capacity, retired=False)
+        self.hosts[host] = replace(known, capacity=capacity, retired=False, cut=False)
         return self._deal()
 
     def retire(self, host: PeerName) -> None:
         if host in self.hosts and host != self.learner:
             self.hosts[host] = replace(self.hosts[host], retired=True)
+
+    def reach(self, host: PeerName, reached: bool) -> Sends:
+        """The host can be reached again, or cannot be: it keeps what it has, and is dealt nothing meanwhile."""
+        if host not in self.hosts or self.hosts[host].cut is not reached:
+            return []
+        self.hosts[host] = replace(self.hosts[host], cut=not reached)
+        return self._deal()
 
     def lose(self, host: PeerName) -> tuple[tuple[EpisodeId, ...], Sends]:
         """A further host is gone. Returns what it had in hand, which others play again, and what is to be said once its tables are gone."""

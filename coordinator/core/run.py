@@ -325,6 +325,8 @@ class Run:
         """The coordinator restarted: rounds, versions and operations are what they were, and nobody serves before it says so."""
         self.rounds = rnd.restart(self.rounds, now)
         self.versions = ver.restart(self.versions)
+        for host in self.dealing.hosts:
+            self.dealing.reach(host, False)
         self.noticed = self.since = now
 
     def _load(self, version: PolicyVersion) -> Sends:

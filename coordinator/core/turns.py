@@ -41,15 +41,15 @@ class Turns:
         episode = message.turn.episode
         key = (run.spec.run, episode)
         table = self.tables.get(key) or Table(run.spec.run, episode, attempt=message.turn.attempt)
-        refusal = run.may_play(peer, message.turn)
-        refusal = refusal or next(filter(None, (run.admits(episode, each.policy) for each in message.requests)), "")
+        fenced = run.may_play(peer, message.turn)
+        refusal = fenced or next(filter(None, (run.admits(episode, each.policy) for each in message.requests)), "")
         try:
             after = table if refusal else gate.open_turn(table, message, now)
         except GateError as error:
             refusal = str(error)
         if refusal:
             self.counts["refused OpenTurn"] += 1
-            return [(peer, TurnRefused(message.turn, refusal))]
+            return [(peer, TurnRefused(message.turn, refusal, bool(fenced)))]
         if after is table:  # a repeated message: the stored answer, or the requests again if the turn is open
             self.counts["repeated OpenTurn"] += 1
             stored = table.closed

@@ -1,7 +1,7 @@
 """The coordinator's Prometheus metrics. Gauges and totals are read from the core at each scrape; only waits are counted as they happen.
 
-Labels are members, workers, policies, phases and our own words: their number is bounded by who is there, and what is gone is gone from the
-next scrape. Episodes, turns and free text are never labels.
+Labels are members, workers, runs, policies, phases and our own words: their number is bounded by who is there, and what is gone is gone
+from the next scrape. Episodes, turns and free text are never labels.
 """
 
 from __future__ import annotations
@@ -92,6 +92,23 @@ READINGS = (
         "opentinker_open_episodes",
         "Episodes not accounted for.",
         _one(lambda now, daemon: sum(run.episodes_open for run in now.runs)),
+    ),
+    Reading(
+        "opentinker_run_hosts",
+        "Hosts of each run, the learner host among them.",
+        lambda now, daemon: [((run.run,), len(run.hosts)) for run in now.runs],
+        ("run",),
+    ),
+    Reading(
+        "opentinker_host_episodes",
+        "Episodes dealt to each host and not accounted for.",
+        lambda now, daemon: [((run.run, host.name), host.episodes) for run in now.runs for host in run.hosts],
+        ("run", "peer"),
+    ),
+    Reading(
+        "opentinker_groups_waiting",
+        "Groups of episodes that wait for a host with room.",
+        _one(lambda now, daemon: sum(run.groups_waiting for run in now.runs)),
     ),
     Reading(
         "opentinker_policy_version",

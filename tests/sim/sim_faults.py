@@ -227,7 +227,7 @@ BENIGN = frozenset(  # no run ends by these
 
 def _somebody(world: World) -> str:
     """A host or a task server that lives."""
-    peers = [name for name in [*world.plays, *world.live] if name not in world.net.dead]
+    peers = [name for name in [*world.plays, *world.live, *world.further] if name not in world.net.dead]
     return str(world.rng.choice(peers)) if peers else "nobody"
 
 

@@ -17,7 +17,7 @@ from sim_net import SimTransport
 from sim_scenarios import SCENARIOS
 from sim_store import Disks, SimBulk, SimStore
 
-from coordinator.app import journal, local, training
+from coordinator.app import further, journal, local, training
 from coordinator.app.config import RunConfig, resolve
 from coordinator.app.local import Play, RunRequest
 from coordinator.app.progress import Silent
@@ -162,5 +162,8 @@ def simulated_disks(disks: Disks) -> Iterator[None]:
         mock.patch.object(local.os, "getpid", lambda: 1),
         mock.patch.object(local.tempfile, "TemporaryDirectory", lambda **_: nullcontext("spool")),
         mock.patch.object(training, "write_recordings", keep_recordings),
+        mock.patch.object(further, "BulkClient", bulk),
+        mock.patch.object(further, "ChatTemplate", shared_template),
+        mock.patch.object(further, "Tokenizer", SimpleNamespace(from_bundle=shared_tokenizer)),
     ):
         yield

@@ -26,6 +26,7 @@ from tinker.protocol.operations import Attach, Published, Score
 from tinker.protocol.to_taskserver import Generate, Load, Work
 from tinker.protocol.values import (
     AgentName,
+    Dealt,
     Edge,
     EpisodeId,
     OpId,
@@ -55,9 +56,12 @@ class RunAccount:
     opened: dict[At, told.Opened] = field(default_factory=dict)
     heard: list[At] = field(default_factory=list)
     plays: dict[EpisodeId, told.Play] = field(default_factory=dict)
+    deals: dict[Dealt, tuple[str, set[EpisodeId], told.Play]] = field(
+        default_factory=dict
+    )  # to whom, and what at first
     ended: dict[EpisodeId, said.EpisodeEnded] = field(default_factory=dict)
     turns: dict[TurnId, said.OpenTurn] = field(default_factory=dict)
-    newest: dict[EpisodeId, int] = field(default_factory=dict)
+    newest: dict[tuple[EpisodeId, int], int] = field(default_factory=dict)  # turns of each attempt
     closed: dict[TurnId, told.TurnClosed] = field(default_factory=dict)
     before: list[told.TurnClosed] = field(default_factory=list)  # closed by coordinators that have died since
     answers: dict[tuple[TurnId, SeatName, WorkerName], list[said.Generated]] = field(default_factory=dict)
@@ -143,8 +147,9 @@ class Witness:
                 self._openings[data] = message
                 self._opened(run, message)
             case told.Play():
-                for episode in message.episodes:
-                    self._same(run.plays.setdefault(episode, message), message, "I6 hand-out of an episode")
+                self._dealt(run, receiver, message)
+            case said.Played():
+                self._played(run, sender, message)
             case told.MayUpdate():
                 self._may_update(run, message)
                 run.updates[message.agent] = max(message.round, run.updates.get(message.agent, 0))
@@ -163,7 +168,8 @@ class Witness:
             case told.TurnClosed():
                 self._turn_closed(run, message)
             case told.TurnRefused():
-                current = run.newest.get(message.turn.episode) == message.turn.number
+                turn = message.turn
+                current = run.newest.get((turn.episode, turn.attempt)) == turn.number
                 honest = current and message.turn.episode not in run.ended
                 if honest and "is still open" in message.reason:
                     self.broken.append(f"I5 honest {message}")
@@ -180,14 +186,32 @@ class Witness:
             run.before += run.closed.values()
             run.closed.clear()
 
+    def _dealt(self, run: RunAccount, host: str, message: told.Play) -> None:
+        """A group goes to one host under each attempt, and only what is not accounted for is told again."""
+        known = run.deals.setdefault(message.deal, (host, set(message.episodes), message))
+        if known[0] != host or not known[1].issuperset(message.episodes) or known[2].versions != message.versions:
+            self.broken.append(f"I6 hand-out of a group: said was {known}, now it is {message} to {host}")
+        for episode in message.episodes:
+            run.plays.setdefault(episode, message)
+        if message.attempt:
+            self.did["group dealt again after its host was lost"] += 1
+
+    def _played(self, run: RunAccount, host: str, message: said.Played) -> None:
+        """A further host delivers what it was dealt."""
+        known = run.deals.get(message.deal)
+        self.did["episodes delivered by a further host"] += 1
+        if known is None or known[0] != host or not known[1].issuperset(message.episodes):
+            self.broken.append(f"I5 {host} delivers {message.episodes} of {message.deal}, dealt was {known}")
+
     def _open_turn(self, run: RunAccount, message: said.OpenTurn) -> None:
         turn = message.turn
         self._same(run.turns.setdefault(turn, message), message, "I7 turn")
-        before = run.newest.get(turn.episode, -1)
+        table = turn.episode, turn.attempt
+        before = run.newest.get(table, -1)
         if turn.number > before:
             if turn.number != before + 1:
                 self.broken.append(f"I3 turn {turn.number} of {turn.episode} follows {before}")
-            run.newest[turn.episode] = turn.number
+            run.newest[table] = turn.number
         elif turn in run.closed:
             self.did["turn asked for again after it closed"] += 1
 
@@ -246,7 +270,7 @@ class Witness:
             self.broken.append(f"I9 {message.policy} instead of {request.policy}")
         if message.turn in run.closed:
             self.broken.append(f"I3 {message.turn} has closed")
-        newest = run.newest[message.turn.episode]
+        newest = run.newest[message.turn.episode, message.turn.attempt]
         if message.turn.number != newest:
             self.broken.append(f"I3 {message.turn} is older than turn {newest}")
         if (message.worker, message.policy) not in run.loaded:
@@ -258,7 +282,10 @@ class Witness:
     def _bound(self, run: RunAccount, episode: EpisodeId, policy: PolicyName) -> int | None:
         """The version with which this policy's agent arrived at the phase of the episode."""
         opened = run.opened.get((episode.round, episode.phase, Edge.START))
-        found = [each.version for each in opened.versions if each.policy == policy] if opened else []
+        versions = (
+            opened.versions if opened is not None else run.plays[episode].versions
+        )  # nobody heard of the opening yet
+        found = [each.version for each in versions if each.policy == policy]
         return found[0] if found else None
 
     def _work(self, run: RunAccount, message: Work) -> None:
@@ -323,16 +350,21 @@ class Witness:
     # --- what engines do ---
 
     def trained(self, policy: PolicyName, rows: Sequence[Row]) -> None:
-        """I4: every stretch of trained tokens is an answer of this policy in the newest round, each once."""
+        """I4: every stretch of trained tokens is an answer of this policy in the newest round, each once; of an episode that was played
+        more than once, because its host was lost, one playing at most."""
         run = next(run for run in self.runs.values() if any(each.policy == policy for each in run.spec.agents))
         agent = next(each for each in run.spec.agents if each.policy == policy)
         round = self._updating(run, agent.name)
-        answers: Counter[tuple[int, ...]] = Counter()
+        said_: set[tuple[EpisodeId, int, SeatName, tuple[int, ...]]] = set()
         for closed in (*run.closed.values(), *run.before):
-            episode = closed.turn.episode
+            episode, number = closed.turn.episode, closed.turn.number
             if (episode.round, episode.phase) == (round, Phase.ROLLOUT):
                 young = [each for each in closed.results if self._lag(each.version) <= agent.max_lag]
-                answers.update(tuple(unpack_ids(each.ids)) for each in young if each.version.policy == policy)
+                mine = [each for each in young if each.version.policy == policy]
+                said_ |= {(episode, number, each.seat, tuple(unpack_ids(each.ids))) for each in mine}
+        answers = Counter(ids for *_, ids in said_)
+        if len(rows) > len({(episode, seat) for episode, _, seat, _ in said_}):
+            self.broken.append(f"I4 {policy} trains on {len(rows)} rows of fewer contexts: an episode counts twice")
         for row in rows:
             for stretch in _stretches(row):
                 if stretch[0] not in self.accepted:

@@ -29,10 +29,11 @@ from sim_witness import ANY, Witness, read_once
 
 from coordinator.app.arrays import Arrays
 from coordinator.app.daemon import Daemon
+from coordinator.app.further import Further
 from coordinator.app.journal import fold, open_journal, snapshot
 from coordinator.app.rundir import Exit
 from coordinator.core.coordinator import REJOIN, RULES
-from tinker.protocol.values import PeerName, PoolKind
+from tinker.protocol.values import PeerName, PoolKind, RunId
 from tinker.runtime.codec import WireError, decode
 from tinker.runtime.journal import JournalError
 from tinker.server.taskserver import Pool, TaskServer, TaskServerError
@@ -63,6 +64,7 @@ class World:
     outcomes: dict[str, Exit] = field(default_factory=dict)
     journal: JournalDisk = field(default_factory=JournalDisk)
     live: dict[str, TaskServer] = field(default_factory=dict)
+    further: dict[str, Further] = field(default_factory=dict)
     crashes: list[str] = field(default_factory=list)
     given: dict[str, object] = field(default_factory=dict)  # what every run is configured with, whatever the seed chose
     patience: float = PATIENCE
@@ -94,6 +96,7 @@ class World:
         self.loop.freeze(process)
         self.disks.gone.add(f"data machine of {process}")
         self.live.pop(process, None)
+        self.further.pop(process, None)
         if process in self.plays:
             self.outcomes.setdefault(process, Exit("killed", 137))
 
@@ -199,6 +202,47 @@ class World:
         self.begin(name, run)
         return name
 
+    def start_further(self, learner: str, end: str, after: float) -> None:
+        """A further host of this host's run comes, tries again if the run is not there yet, and ends so: `stays`, `leaves`, `dies`."""
+        play = self.plays.get(learner)
+        if play is None or learner in self.outcomes:
+            return
+        number = self._born["further"]
+        self._born["further"] += 1
+        name = f"further{number}"
+        rng = random.Random(f"further {self.seed} {number}")
+        run, transport = RunId(play.request.directory.path.name), self.net.transport(name)
+        shape = rng.choice((1, 2, 8)), name, rng.choice((0.5, 10.0))
+        clock = LoopClock(self.loop, rng.uniform(0.0, 1e5))
+        host = Further(run, play.request.scenario, "coordinator", *shape, clock, transport, f"machine of {name}")
+        self.further[name] = host
+
+        async def serve() -> None:
+            exit = await host.serve()
+            self.note(f"{name} ends: {exit.reason}: {exit.detail[-200:]}")
+            self.did[f"further host ended: {exit.reason}"] += 1
+            self.further.pop(name, None)
+            if exit.reason == "refused":
+                self.later(2.0, self.start_further, learner, end, after)
+
+        self.begin(name, serve)
+        if end == "leaves":
+            self.later(after, host.leave)
+        elif end == "dies":
+            self.later(after, self._further_dies, name)
+
+    def _further_dies(self, name: str) -> None:
+        if name in self.further:
+            self.did["further host died"] += 1
+            self.kill(name)
+
+    def plan_further(self) -> None:
+        """In one history of three; by a source of chance of its own, so that the others stay what they were."""
+        rng = random.Random(f"further {self.seed}")
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            learner, end = f"host{rng.randrange(self.plan.hosts)}", rng.choice(("stays", "stays", "leaves", "dies"))
+            self.later(rng.uniform(1.0, 8.0), self.start_further, learner, end, rng.uniform(0.5, 10.0))
+
     # --- the life of a history ---
 
     async def live_through(self) -> None:
@@ -212,6 +256,7 @@ class World:
             )
         for _ in range(self.plan.hosts):
             self.later(rng.uniform(0.0, 3.0), self.start_host)
+        self.plan_further()
         await anyio.sleep(3.0 if not self.plan.faults else rng.uniform(0.0, 3.0))
         for fault in self.plan.faults:
             await self._watched(rng.uniform(0.0, 4.0))
@@ -255,7 +300,7 @@ class World:
         self.disks.full.clear()
         self.journal.full = False
         self.journal.crash = None
-        for process in [self.coordinator, *self.live, *self.plays]:
+        for process in [self.coordinator, *self.live, *self.plays, *self.further]:
             if process not in self.net.dead:
                 self.loop.thaw(process)
 
@@ -267,6 +312,12 @@ class World:
         if core.runs or core.queue or core.turns.tables or +core.turns.in_flight:
             left = [*core.runs, *core.queue, *core.turns.tables]
             self.witness.broken.append(f"I5 the coordinator still holds {left} {core.turns.in_flight}")
+        if self.further:
+            self.witness.broken.append(f"I5 further hosts wait for ever: {sorted(self.further)}")
+        for play in self.plays.values():
+            for name, kept in cast(Any, play.request.directory).recordings.items():
+                if len({recording.episode for recording in kept}) < len(kept):
+                    self.witness.broken.append(f"I4 an episode of {name} is recorded twice")
         bad = {name: exit for name, exit in self.outcomes.items() if exit.reason != "finished"}
         if bad and BENIGN.issuperset(self.plan.faults):
             self.witness.broken.append(f"nothing happened that may end a run, but: {bad}")

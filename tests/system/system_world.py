@@ -20,6 +20,7 @@ from anyio.lowlevel import checkpoint
 from coordinator.app.arrays import Arrays
 from coordinator.app.config import RunConfig, config_text, merged, resolve
 from coordinator.app.daemon import Daemon
+from coordinator.app.further import Further
 from coordinator.app.local import Play, RunRequest
 from coordinator.app.progress import RunResult, Silent
 from coordinator.app.rundir import Exit, RunDirectory, read_metrics
@@ -31,7 +32,7 @@ from tinker.models import DEMO
 from tinker.protocol.batches import Row
 from tinker.protocol.episodes import Recording
 from tinker.protocol.to_coordinator import Hello
-from tinker.protocol.values import LoraSpec, LossSpec, ModelCard, PeerName, PolicyName
+from tinker.protocol.values import LoraSpec, LossSpec, ModelCard, PeerName, PolicyName, RunId
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore
 from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.transport import MemoryNetwork, Transport, ZmqTransport
@@ -174,6 +175,20 @@ class Ran:
 
 
 @dataclass(slots=True)
+class Helping:
+    """A further host. `kill` ends it as a crash would: no good-bye."""
+
+    further: Further
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    exit: Exit | None = None
+
+    async def kill(self) -> None:
+        self.scope.cancel()
+        await self.over.wait()
+
+
+@dataclass(slots=True)
 class World:
     """`engines`: one for each task server, in order of joining."""
 
@@ -256,6 +271,28 @@ class World:
             play.draw = lambda rows, headline: None
         exit = await play.run()
         return Ran(exit, directory.path, progress.notes, config, progress.results[0])
+
+    def help(
+        self, scenario: Scenario, run: str, *, name: str = "ann", capacity: int = 4, grace: float = 10.0
+    ) -> Helping:
+        """Start a further host of this run (its id)."""
+        further = Further(
+            RunId(run), scenario, self.address, capacity, name, grace, self.clock, self.transport, machine=f"of {name}"
+        )
+        helping = Helping(further)
+
+        async def serve() -> None:
+            with helping.scope:
+                helping.exit = await further.serve()
+            helping.over.set()
+
+        self.tasks.start_soon(serve, name=f"further host {name}")
+        return helping
+
+    async def begun(self, name: str = "run") -> str:
+        """Wait until the run of `run(name=name)` is admitted; returns its id."""
+        await until(lambda: any(run.startswith(f"{name}-") for run in self.core.runs))
+        return next(run for run in self.core.runs if run.startswith(f"{name}-"))
 
     def _data_address(self, name: str) -> str:
         return "tcp://127.0.0.1:0" if self.scheme == "zmq" else f"data-{name}"

@@ -18,6 +18,7 @@ from typing import Any, cast
 import anyio
 
 from tinker.client.asked import FIRST, Asked, Question
+from tinker.client.hand import Hand
 from tinker.client.waiters import (
     ClientError,
     CoordinatorLost,
@@ -34,17 +35,23 @@ from tinker.protocol.to_coordinator import (
     Arrive,
     Bye,
     EndRun,
+    Enlist,
     EpisodeEnded,
     Heartbeat,
     Hello,
+    InHand,
     OpenTurn,
     Operate,
+    Played,
+    Retire,
     RunSpec,
     Submit,
 )
 from tinker.protocol.to_host import (
     Admitted,
     CoordinatorLoad,
+    Delivered,
+    Enlisted,
     MayUpdate,
     Missing,
     Opened,
@@ -53,28 +60,41 @@ from tinker.protocol.to_host import (
     Play,
     Queued,
     RunStopped,
+    Settled,
     TurnClosed,
     TurnRefused,
     UpdateEnded,
 )
-from tinker.protocol.values import AgentName, Edge, Phase, RunId
+from tinker.protocol.values import AgentName, Edge, EpisodeId, Phase, RunId
 from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.pauses import Pauses
 from tinker.runtime.transport import Closed, Connection, PeerSlow, Unauthorized
 
 Received = ToHost | ToAny
+Event = Queued | Missing | CoordinatorLoad | Draining | Settled
 GRACE = 5.0  # seconds for the last messages when leaving
 PATIENCE = 60.0  # seconds a coordinator may be silent before it is lost
 BEAT = 1.0  # seconds between looks at what must be asked again
 REMEMBERED = 4096  # answers that came, so that one that comes again is known
-NO_ANSWER = ("EpisodeEnded", "EndRun", "Heartbeat")  # refused, they were late, unless somebody asks them again
+OF_ENLISTED = (
+    "InHand",
+    "Played",
+    "Retire",
+)  # refused, if the coordinator does not know (any more) that we are enlisted
+NO_ANSWER = (
+    "EpisodeEnded",
+    "EndRun",
+    "Heartbeat",
+    *OF_ENLISTED,
+)  # refused, they were late, unless somebody asks them again
 
 
 class Client:
     """Use: enter it, run `serve` in a task group inside, await `joined`, then the rest. Calls may run concurrently.
 
-    `on_event` is told what concerns nobody in particular: Queued (when it changes), Missing, CoordinatorLoad, Draining.
+    `on_event` is told what concerns nobody in particular: Queued (when it changes), Missing, CoordinatorLoad, Draining, Settled. A client
+    is the learner host's (`submit`) or a further host's (`enlist`). `deliveries`: what further hosts have played.
     """
 
     def __init__(
@@ -82,7 +102,7 @@ class Client:
         connection: Connection,
         hello: Hello,
         clock: Clock,
-        on_event: Callable[[Queued | Missing | CoordinatorLoad | Draining], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
         patience: float = PATIENCE,
     ) -> None:
         self.lease = 15.0
@@ -100,20 +120,22 @@ class Client:
         self._pauses = Pauses(hello.name)
         self._asked = Asked(self._pauses)
         self._came: dict[Hashable, None] = {}
-        self._groups = 0, 0  # groups of a rollout and of an evaluation
+        self._run = RunId("")
+        self._enlist: Enlist | None = None
+        self._hand = Hand()
         self._starts: dict[tuple[int, AgentName], Arrive | Arrivals] = {}
-        self._ended: dict[tuple[int, Phase], list[EpisodeEnded]] = {}
+        self._ended: dict[tuple[int, Phase], dict[EpisodeId, EpisodeEnded]] = {}
         self._queued = ""
-        send, self.plays = anyio.create_memory_object_stream[Play](4096)
-        self._play = send
+        self._play, self.plays = anyio.create_memory_object_stream[Play](4096)
+        self._deliver, self.deliveries = anyio.create_memory_object_stream[Delivered](4096)
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Close what is still open, without waiting for anybody."""
-        self._play.close()
-        self.plays.close()
+        for stream in (self._play, self.plays, self._deliver, self.deliveries):
+            stream.close()
         with anyio.CancelScope(shield=True):
             await self._connection.aclose()
 
@@ -157,9 +179,31 @@ class Client:
 
     async def submit(self, spec: RunSpec) -> Admitted:
         """Hand in a run and wait until it may begin (a queue has no deadline: `on_event` says what it waits for)."""
-        self._groups = spec.groups, spec.evaluations
+        self._run = spec.run
         self._ask(Admitted, Submit(spec))
         return cast(Admitted, await self._answer(Admitted))
+
+    async def enlist(self, message: Enlist) -> Enlisted:
+        """Become a further host of a run, and be one again whenever the coordinator has lost us. `plays` has what it deals."""
+        self._run, self._enlist = message.run, message
+        self._ask(Enlisted, message)
+        enlisted = cast(Enlisted, await self._answer(Enlisted))
+        self._asked.add(InHand, InHand(self._run, ()), self._clock.now())
+        return enlisted
+
+    @property
+    def broken(self) -> ClientError | None:
+        """Why nothing is answered any more (None: it is)."""
+        return self._waiters.broken
+
+    def retire(self) -> None:
+        """Be dealt nothing more."""
+        self._send(Retire(self._run))
+
+    def deliver(self, message: Played) -> None:
+        """We have played these; it is said again until the deal is settled."""
+        if message.deal in self._hand.open:
+            self._ask((message.deal, message.episodes), message)
 
     async def arrive(self, message: Arrive | Arrivals) -> None:
         """Say that an agent has arrived at a barrier, or several together; `opened` waits for the barrier. One that has opened without
@@ -174,7 +218,7 @@ class Client:
     async def opened(self, round: int, phase: Phase, edge: Edge) -> Opened:
         """Wait until a barrier opens. No deadline: who is missing is said every 10 s, and the run's end answers."""
         if edge == Edge.END and (round, phase, edge) not in self._came:
-            for message in self._ended.get((round, phase), ()):  # one of them may have been lost
+            for message in self._ended.get((round, phase), {}).values():  # one of them may have been lost
                 self._asked.add(message.episode, message, self._clock.now())
         return cast(Opened, await self._waiters.get((round, phase, edge)))
 
@@ -213,13 +257,15 @@ class Client:
         return cast(Result, await self._answer(message.op))
 
     def account(self, message: EpisodeEnded) -> None:
-        """One episode is over. It is said again while somebody waits for the end of its phase."""
+        """One episode is over. It is said again while somebody waits for the end of its phase, and when we are told to play it again;
+        what is said of it first counts."""
         phase = message.episode.round, message.episode.phase
         if (*phase, Edge.END) in self._came:
             return
-        self._ended.setdefault(phase, []).append(message)
+        first = self._ended.setdefault(phase, {}).setdefault(message.episode, message)
+        self._hand.done(message.episode)
         if self._member:
-            self._send(message)
+            self._send(first)
 
     def end(self, run: RunId, reason: str) -> None:
         """The run is over; everything that belongs to it may be freed."""
@@ -250,7 +296,10 @@ class Client:
             self._asked.drop(key)
 
     def _send(self, message: Any) -> None:
-        """A frame that finds no room, or comes after we have left, is lost like one that is lost on the way."""
+        """A frame that finds no room, or comes after we have left, is lost like one that is lost on the way. What is in hand is said as it
+        is now."""
+        if isinstance(message, InHand):
+            message = InHand(message.run, self._hand.deals)
         if self._waiters.broken is None or isinstance(message, Bye | EndRun):
             with suppress(PeerSlow, Closed):
                 self._connection.send(encode(message))
@@ -293,8 +342,10 @@ class Client:
         if self._member:
             return
         self._member = True
+        if self._enlist is not None:
+            self._send(self._enlist)
         for ended in self._ended.values():
-            for each in ended:
+            for each in ended.values():
                 self._send(each)
         for question in self._asked.everything(self._clock.now()):
             self._send(question)
@@ -305,6 +356,7 @@ class Client:
     def _break(self, error: ClientError) -> None:
         self._waiters.break_all(error)
         self._play.close()
+        self._deliver.close()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -330,7 +382,7 @@ class Client:
             case TurnClosed():
                 put(message.turn, message)
             case TurnRefused():
-                put(message.turn, TurnError(message.reason))
+                put(message.turn, TurnError(message.reason, message.fenced))
             case Opened():
                 self._barrier(message)
             case Play():
@@ -344,10 +396,14 @@ class Client:
                 put(message.op, message.result)
             case OperationFailed():
                 put(message.op, OperationError(message.reason, message.lost))
-            case Admitted():
-                put(Admitted, message)
-            case RunStopped():
-                self._break(RunOver(message.reason))
+            case Delivered():
+                self._delivered(message)
+            case Settled():
+                self._settled(message)
+            case Admitted() | Enlisted():
+                put(type(message), message)
+            case RunStopped() if self._run in ("", message.run):
+                self._break(RunOver(message.reason, message.finished))
             case Refused():
                 self._refused(message)
             case Queued() if message.reason == self._queued:
@@ -369,15 +425,16 @@ class Client:
         at = message.round, message.phase, message.edge
         if not self._first(at):
             return
-        arrivals = self._asked.drop_all(lambda key: isinstance(key, tuple) and key[:3] == at)
+        self._asked.drop_all(lambda key: isinstance(key, tuple) and key[:3] == at)
         if message.edge == Edge.END:
-            for ended in self._ended.pop(at[:2], ()):
-                self._asked.drop(ended.episode)
+            for episode in self._ended.pop(at[:2], {}):
+                self._asked.drop(episode)
+            self._hand.end(*at[:2])
             self._starts = {key: each for key, each in self._starts.items() if key[0] > message.round}
             self._asked.drop(at[:2])
             self._left_out(message)
-        elif arrivals and self._plays_missing(*at[:2]):
-            self._asked.add(at[:2], arrivals[0], self._clock.now())  # its repetition is answered with what followed
+        elif message.phase != Phase.UPDATE:
+            self._asked.add(at[:2], InHand(self._run, ()), self._clock.now())  # what we are dealt may be lost
         self._waiters.put(at, message, keep=True)
 
     def _left_out(self, message: Opened) -> None:
@@ -394,19 +451,31 @@ class Client:
 
     def _played(self, message: Play) -> None:
         phase = message.round, message.phase
-        if (*phase, Edge.END) not in self._came and self._first((*phase, message.group)):
+        if (*phase, Edge.END) in self._came:
+            return
+        if self._hand.take(message):
             self._play.send_nowait(message)
-            if not self._plays_missing(*phase):
-                self._asked.drop(phase)
+            return
+        for episode in message.episodes:  # told again: our account of it was lost
+            if episode in self._ended.get(phase, {}):
+                self._send(self._ended[phase][episode])
 
-    def _plays_missing(self, round: int, phase: Phase) -> bool:
-        """Whether groups of episodes of this phase have not been handed out to us."""
-        groups = 0 if phase == Phase.UPDATE else self._groups[phase == Phase.EVALUATE]
-        return any((round, phase, group) not in self._came for group in range(groups))
+    def _delivered(self, message: Delivered) -> None:
+        if (message.deal.round, message.deal.phase, Edge.END) not in self._came:
+            with suppress(anyio.WouldBlock):  # it is delivered again
+                self._deliver.send_nowait(message)
+
+    def _settled(self, message: Settled) -> None:
+        if message.run == self._run:
+            self._hand.settle(message.deals)
+            self._asked.drop_all(lambda key: isinstance(key, tuple) and key[0] in message.deals)
+            self._on_event(message)
 
     def _refused(self, message: Refused) -> None:
         if message.stranger:
             self._stranger()
+        elif message.what in OF_ENLISTED and self._enlist is not None:
+            self._send(self._enlist)
         elif message.what in NO_ANSWER and not self._asked.names(message.what):
             return
         elif self._hello.incarnation and message.what != "Hello":

@@ -18,11 +18,19 @@ class CoordinatorLost(ClientError):
 
 
 class RunOver(ClientError):
-    """The coordinator ended the run; the message says why."""
+    """The run is over; the message says why. `finished`: its learner host has ended it."""
+
+    def __init__(self, reason: str, finished: bool = False) -> None:
+        super().__init__(reason)
+        self.finished = finished
 
 
 class TurnError(ClientError):
-    """The gate refused the turn."""
+    """The gate refused the turn. `fenced`: its episode is another host's to play."""
+
+    def __init__(self, reason: str, fenced: bool = False) -> None:
+        super().__init__(reason)
+        self.fenced = fenced
 
 
 class OperationError(ClientError):

@@ -189,10 +189,11 @@ class TurnClosed:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The gate refused the turn; nothing was generated."""
+    """The gate refused the turn; nothing was generated. `fenced`: the episode is another host's to play (now)."""
 
     turn: TurnId
     reason: str
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from anyio.abc import TaskGroup
 from tinker.engines.engine import Engine, Files
 from tinker.pools.commits import Commits, MemoryCommits
 from tinker.pools.holding import Holding
+from tinker.pools.played import played_bundles
 from tinker.pools.rollout import RolloutWorker
 from tinker.pools.update import OperationWorker, version_bundle
 from tinker.protocol import ToAny, ToTaskserver
@@ -38,7 +39,7 @@ from tinker.protocol.to_coordinator import (
     WorkerLost,
     WorkerOffer,
 )
-from tinker.protocol.to_taskserver import Cancel, Forget, Generate, Load, Release, Unload, Work
+from tinker.protocol.to_taskserver import Cancel, Discard, Forget, Generate, Load, Release, Unload, Work
 from tinker.protocol.values import BlobRef, PeerName, PoolKind, Role, WorkerName
 from tinker.runtime.actor import Actor, ActorDead, ActorRef, ActorSystem, MailboxFull
 from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
@@ -223,6 +224,8 @@ class TaskServer:
                         self._free(name, worker, message)
                 if isinstance(message, Release):
                     self.store.remove_beginning(f"{message.run}=")
+            case Discard():
+                self.store.remove_beginning(played_bundles(message.run, message.round, message.phase))
             case _:
                 self._hand_over(message)
 

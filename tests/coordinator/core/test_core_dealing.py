@@ -115,6 +115,16 @@ def test_a_host_is_told_again_what_it_lacks_and_what_is_not_its_own() -> None:
     assert made.in_hand(ANN, (Dealt(1, ROLLOUT, 1),)) == []
 
 
+def test_a_host_that_cannot_be_reached_keeps_what_it_has_and_is_dealt_nothing_meanwhile() -> None:
+    made, _ = dealing((LEARNER, 2), (ANN, 4), groups=5)
+    made.reach(ANN, False)
+    assert made.account(episode(2)) == []
+    assert made.holder(episode(3)) == (ANN, 0)
+    assert plays(made.reach(ANN, True)) == [(ANN, 3)]
+    assert made.reach(ANN, True) == []
+    assert made.violations() == []
+
+
 def test_a_phase_that_is_dropped_is_settled_with_everybody_and_forgotten() -> None:
     made, _ = dealing((LEARNER, 2), (ANN, 2), groups=3)
     assert made.drop() == [(ANN, Settled(RUN, (Dealt(1, ROLLOUT, 1),)))]

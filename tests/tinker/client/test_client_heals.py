@@ -17,28 +17,36 @@ from tinker.protocol.operations import OptimStep
 from tinker.protocol.to_any import Refused, Welcome
 from tinker.protocol.to_coordinator import (
     Arrive,
+    Enlist,
     EpisodeEnded,
     Heartbeat,
     Hello,
+    InHand,
     OpenTurn,
     Operate,
+    Played,
     RunSpec,
     Submit,
 )
 from tinker.protocol.to_host import (
     Admitted,
+    Delivered,
+    Enlisted,
     MayUpdate,
     Opened,
     OperationDone,
     Play,
     Queued,
     RunStopped,
+    Settled,
     TurnClosed,
     UpdateEnded,
 )
 from tinker.protocol.values import (
     AdamSpec,
     AgentName,
+    BlobRef,
+    Dealt,
     Edge,
     Ended,
     EpisodeId,
@@ -211,7 +219,8 @@ async def test_who_is_told_that_it_is_no_member_joins_anew_and_asks_everything_a
         (hello,) = await here.heard()
         assert isinstance(hello, Hello) and hello.incarnation == 1
         await here.tell(Welcome(PeerName("coordinator"), 2, 15.0))
-        assert await here.heard() == [ended, TURN, OPERATE]
+        in_hand = InHand(RUN, (Dealt(1, Phase.ROLLOUT, 0),))
+        assert await here.heard() == [ended, in_hand, TURN, OPERATE]
 
 
 async def test_nothing_is_sent_before_we_are_a_member() -> None:
@@ -235,7 +244,7 @@ async def test_a_coordinator_of_a_lower_epoch_is_not_heard() -> None:
         assert here.answers == [closed]
 
 
-async def test_a_lost_release_is_asked_for_by_a_repeated_arrival() -> None:
+async def test_what_is_lost_of_a_deal_comes_again_when_we_say_what_is_in_hand() -> None:
     async with desk() as here:
         await here.welcome()
         here.await_(here.client.submit(SPEC))
@@ -250,14 +259,94 @@ async def test_a_lost_release_is_asked_for_by_a_repeated_arrival() -> None:
         await here.pass_time(1)
         await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
         await here.pass_time(1)
-        assert await here.heard(Heartbeat) == [start]  # the first group was not handed out
+        assert await here.heard(Heartbeat) == [InHand(RUN, (Dealt(1, Phase.ROLLOUT, 1),))]
+        ended = EpisodeEnded(RUN, EPISODES[1], Ended.FINISHED)
+        here.client.account(ended)
+        assert await here.heard(Heartbeat) == [ended]
         plays = [Play(RUN, 1, Phase.ROLLOUT, k, (EPISODES[k],)) for k in (0, 1)]
         await here.tell(opened(Phase.ROLLOUT, Edge.START), *plays)
-        await here.pass_time(2)
-        assert await here.heard(Heartbeat) == []
+        assert await here.heard(Heartbeat) == [ended]  # we were told to play what we have accounted for
         assert [here.client.plays.receive_nowait().group for _ in range(2)] == [1, 0]
         with pytest.raises(anyio.WouldBlock):  # each group once
             here.client.plays.receive_nowait()
+
+
+async def test_the_first_account_of_an_episode_is_the_one_that_is_said_again() -> None:
+    async with desk() as here:
+        await here.welcome()
+        first = EpisodeEnded(RUN, EPISODES[0], Ended.FINISHED)
+        here.client.account(first)
+        here.client.account(EpisodeEnded(RUN, EPISODES[0], Ended.FAILED, "another host's"))
+        assert await here.heard() == [first, first]
+
+
+ENLIST = Enlist(RUN, "test", 2)
+ENLISTED = Enlisted(RUN, PeerName("learner"), b"", ADMITTED.model, b"", "", "")
+DEAL = Dealt(1, Phase.ROLLOUT, 0)
+PLAYED = Played(RUN, DEAL, (EPISODES[0],), BlobRef("b", "d", 1, "here", "/b", ""))
+
+
+@asynccontextmanager
+async def enlisted() -> AsyncIterator[Any]:
+    """The desk of a further host, which is dealt one group."""
+    async with desk() as here:
+        await here.welcome()
+        here.await_(here.client.enlist(ENLIST))
+        assert await here.heard() == [ENLIST]
+        await here.tell(ENLISTED, Play(RUN, 1, Phase.ROLLOUT, 0, (EPISODES[0],)))
+        assert here.answers == [ENLISTED]
+        yield here
+
+
+async def test_what_a_further_host_has_played_is_said_again_until_it_is_settled() -> None:
+    async with enlisted() as here:
+        here.client.deliver(PLAYED)
+        assert await here.heard() == [PLAYED]
+        await here.pass_time(1)
+        await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
+        await here.pass_time(1)
+        assert {*await here.heard(Heartbeat)} == {InHand(RUN, (DEAL,)), PLAYED}
+        await here.tell(Settled(RUN, (DEAL,)))
+        await here.pass_time(3)
+        await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
+        await here.pass_time(3)
+        assert {*await here.heard(Heartbeat)} == {InHand(RUN, ())}
+        here.client.deliver(PLAYED)
+        assert await here.heard() == []
+
+
+async def test_a_further_host_enlists_anew_when_the_coordinator_has_lost_it() -> None:
+    async with enlisted() as here:
+        await here.tell(Refused("InHand", "enlist first"))
+        assert await here.heard() == [ENLIST]
+        await here.tell(Refused("Heartbeat", "you are no member", stranger=True))
+        await here.heard()
+        await here.tell(Welcome(PeerName("coordinator"), 1, 15.0))
+        assert await here.heard() == [ENLIST, InHand(RUN, (DEAL,))]
+
+
+async def test_a_further_host_hears_of_the_end_of_its_own_run_only() -> None:
+    async with enlisted() as here:
+        here.await_(here.client.turn(TURN))
+        await here.tell(RunStopped(RunId("another"), "why"))
+        assert here.answers == [ENLISTED]
+        await here.tell(RunStopped(RUN, "its learner host has ended it", True))
+        (_, error) = here.answers
+        assert isinstance(error, RunOver)
+        assert error.finished
+
+
+async def test_what_further_hosts_deliver_reaches_the_learner_host_while_the_phase_lasts() -> None:
+    async with desk() as here:
+        await here.welcome()
+        here.await_(here.client.submit(SPEC))
+        await here.tell(ADMITTED, opened(Phase.ROLLOUT, Edge.START))
+        delivered = Delivered(RUN, PeerName("ann"), DEAL, PLAYED.episodes, PLAYED.bundle)
+        await here.tell(delivered)
+        assert here.client.deliveries.receive_nowait() == delivered
+        await here.tell(opened(Phase.ROLLOUT, Edge.END), delivered)
+        with pytest.raises(anyio.WouldBlock):
+            here.client.deliveries.receive_nowait()
 
 
 async def test_the_gate_and_the_end_of_a_phase_are_asked_for_again() -> None:
