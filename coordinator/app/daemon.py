@@ -36,7 +36,7 @@ from tinker.protocol.values import Edge, PeerName, Phase, Role
 from tinker.runtime.clock import Clock
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.journal import JournalError
-from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey
+from tinker.runtime.transport import Arrival, Disconnected, Listener, PeerGone, PeerKey, Unfit
 
 TICK = 0.25  # seconds between looks at deadlines and leases
 MOMENT = 0.05  # seconds between looks whether all hosts have left
@@ -163,6 +163,9 @@ class Daemon:
     def _arrived(self, arrival: Arrival, now: float) -> None:
         if isinstance(arrival, Disconnected):
             self._closed(arrival.peer, now)
+            return
+        if isinstance(arrival, Unfit):
+            self._refuse(arrival.peer, "frame", arrival.reason, arrival.why)
             return
         key, data = arrival
         self.messages += 1

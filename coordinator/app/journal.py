@@ -34,7 +34,8 @@ SEGMENT_BYTES = 32 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One input of the core. `number` counts within the segment. `kind`: join, step, part, lose, tick, drain, close or restart.
-    `message`: as it travels, with stubs; `note`: a reason; `epoch`: of a restart. `effects`: digest of what the core returned."""
+    `message`: as it travels, with stubs; `note`: a reason, or the lease; `epoch`: of a restart. `effects`: digest of what the core
+    returned."""
 
     number: int
     now: float
@@ -77,7 +78,7 @@ def apply(core: Coordinator, entry: Entry) -> Sends:
         case "close":
             return core.close()
         case "restart":
-            return core.restart(entry.epoch, entry.now)
+            return core.restart(entry.epoch, entry.now, float(entry.note))
     raise ValueError(f"an entry of kind {entry.kind!r}")
 
 
@@ -157,9 +158,9 @@ class Recorder:
     def close(self, now: float) -> Sends:
         return self._keep(self.core.close(), now, "close")
 
-    def restart(self, epoch: int, now: float) -> Sends:
+    def restart(self, epoch: int, now: float, lease: float) -> Sends:
         self._durable = True
-        return self._keep(self.core.restart(epoch, now), now, "restart", epoch=epoch)
+        return self._keep(self.core.restart(epoch, now, lease), now, "restart", note=repr(lease), epoch=epoch)
 
     def commit(self) -> None:
         """Write what happened since the last time. JournalError: nothing of it is written, and it is tried again the next time."""
@@ -198,11 +199,12 @@ def open_journal(directory: Path, core: Coordinator, now: float) -> Recorder:
         if journal.newest is None:
             journal.begin(snapshot(core), core.epoch)
             return Recorder(core, journal)
+        lease = core.lease  # it may be started again with another one
         fold(core, journal.newest)
         epoch = max(journal.epoch, core.epoch) + 1
         journal.begin(snapshot(core), epoch)
         recorder = Recorder(core, journal)
-        recorder.restart(epoch, now)
+        recorder.restart(epoch, now, lease)
         recorder.commit()
         return recorder
     except BaseException:

@@ -46,7 +46,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain.
-    `keys`: its own, and whom it lets in. `journal`: its directory (None: what it knows ends with it)."""
+    `keys`: its own, and whom it lets in. `journal`: its directory (None: what it knows ends with it). `lease`: as the core's."""
 
     bind: str
     name: str
@@ -55,6 +55,7 @@ class CoordinatorSettings:
     grace: float = DRAIN
     keys: Keys = Keys()
     journal: Path | None = None
+    lease: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
 
 def _recorder(settings: CoordinatorSettings, stack: AsyncExitStack) -> tuple[Recorder, Arrays]:
     """The core, where its journal has left it."""
-    core = Coordinator(PeerName(settings.name))
+    core = Coordinator(PeerName(settings.name), lease=settings.lease)
     if settings.journal is None:
         return Recorder(core), Arrays()
     recorder = open_journal(settings.journal, core, MonotonicClock().now())

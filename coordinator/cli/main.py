@@ -179,6 +179,9 @@ def coordinator(
         Path | None,
         typer.Option(metavar="DIR", help="Keep a journal here; started again with it, runs go on (default: none)."),
     ] = None,
+    lease: Annotated[
+        float, typer.Option(min=0.5, help="Seconds in which members have to be heard; twice as silent, they are lost.")
+    ] = 15.0,
     grace: Grace = 10.0,
     log_format: Log = "logfmt",
     key: KeyFile = None,
@@ -195,7 +198,7 @@ def coordinator(
         keys = given_keys(key, "", authorized, os.environ)
     except KeyFileError as error:
         _refuse(error)
-    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace, keys, journal=journal)))
+    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace, keys, journal=journal, lease=lease)))
 
 
 @app.command()

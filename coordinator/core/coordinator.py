@@ -98,12 +98,12 @@ class Coordinator:
             sends += self._admit(waiting, now)
         return sends
 
-    def restart(self, epoch: int, now: float) -> Sends:
+    def restart(self, epoch: int, now: float, lease: float = 0.0) -> Sends:
         """Go on after a crash, from the state that was folded: nobody is a member until it says Hello again, open turns are forgotten
-        (their hosts open them again). ValueError unless the epoch rises."""
+        (their hosts open them again). `lease`: from now on (0: as before). ValueError unless the epoch rises."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} does not rise: the last one was {self.epoch}")
-        self.epoch, self.draining = epoch, ""
+        self.epoch, self.draining, self.lease = epoch, "", lease or self.lease
         self.roster = members.restart(self.roster, now + REJOIN)
         self.turns = Turns(self.counts)
         for run in self.runs.values():

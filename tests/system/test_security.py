@@ -21,6 +21,7 @@ from system_processes import SCRIPTED, Machine, Program, machine, wait_until
 
 from coordinator.app.access import Access
 from coordinator.app.daemon import Daemon
+from coordinator.app.processes import log_to_stderr
 from coordinator.core.coordinator import Coordinator
 from tinker.protocol import ToAny
 from tinker.protocol.to_any import Refused, Welcome
@@ -349,22 +350,30 @@ def strangers(address: str, rng: random.Random) -> None:
             stranger.sendall(first)
 
 
-async def test_an_authenticated_peer_that_declares_a_huge_frame_loses_only_its_own_connection(tmp_path: Path) -> None:
+async def test_an_oversized_frame_is_refused_named_and_costs_its_sender_only_its_own_connection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 33: 100 MB, from somebody with a key."""
     from tinker.runtime.transport import Limits
 
+    log_to_stderr()
     async with protected(tmp_path, ("host", "ann"), ("host", "spy")) as hub:
         good = ZmqTransport(Security(holding(tmp_path, "ann"))).connect(hub.listener.address)
         bad = ZmqTransport(Security(holding(tmp_path, "spy"))).connect(
-            hub.listener.address, Limits(frame=64 * 1024 * 1024)
+            hub.listener.address, Limits(frame=128 * 1024 * 1024)
         )
         assert isinstance(await told(good, Hello(Role.HOST, PeerName("ann"), "here", 1)), Welcome)
         assert isinstance(await told(bad, Hello(Role.HOST, PeerName("spy"), "here", 1)), Welcome)
-        bad.send(bytes(17 * 1024 * 1024))
+        bad.send(b"secret" * 17_000_000)
         while hub.core.roster.peers[PeerName("spy")].closed is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
         assert isinstance(await told(good, Heartbeat()), Welcome)
+        assert hub.refusals["frame", "too large"] == 1
         await good.aclose()
         await bad.aclose()
+    told_of = capsys.readouterr().err
+    assert 'event=refused what=frame member=spy reason="a frame of 102000000 bytes; at most 16777216 fit"' in told_of
+    assert "secret" not in told_of
 
 
 # --- the tree ---

@@ -24,7 +24,7 @@ from tinker.runtime.bulk_stream import WINDOW, Assembly, pieces_of
 from tinker.runtime.bundles import BulkError, BundleStore, IncomingBundle
 from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.codec import WireError, decode, encode
-from tinker.runtime.transport import Closed, Disconnected, Listener, PeerGone, PeerKey, PeerSlow
+from tinker.runtime.transport import Closed, Disconnected, Listener, PeerGone, PeerKey, PeerSlow, Unfit
 
 
 @dataclass(slots=True)
@@ -67,6 +67,8 @@ class BulkServer:
                         for arrival in await self._listener.receive_many():
                             if isinstance(arrival, Disconnected):
                                 self._drop(arrival.peer)
+                            elif isinstance(arrival, Unfit):
+                                self._fail(arrival.peer, arrival.reason)
                             else:
                                 self._guarded(arrival[0], self._handle, *arrival, group)
                 except Closed:

@@ -248,3 +248,13 @@ def closed_after(do: Callable[[Recorder], None], recorder: Recorder) -> Recorder
 
 def _full(records: Sequence[bytes], *, durable: bool) -> None:
     raise JournalError("no room")
+
+
+def test_a_coordinator_may_be_started_again_with_another_lease(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    for lease in (15.0, 4.0):
+        recorder = open_journal(directory, Coordinator(PeerName("coordinator"), lease=lease), 0.0)
+        assert recorder.journal is not None
+        recorder.journal.close()
+        assert recorder.core.lease == lease
+    assert check(directory)

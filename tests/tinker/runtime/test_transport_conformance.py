@@ -27,6 +27,7 @@ from tinker.runtime.transport import (
     PublicKey,
     Security,
     Transport,
+    Unfit,
     ZmqTransport,
     new_keys,
 )
@@ -471,6 +472,7 @@ async def test_an_oversized_frame_costs_its_sender_the_connection_and_nobody_els
         bad.send(b"hello")
         bad_peer, _ = await frame(listener)
         bad.send(bytes(5000))
+        assert await listener.receive() == Unfit(bad_peer, "too large", "a frame of 5000 bytes; at most 1000 fit")
         assert await disconnect(listener) == bad_peer
         good.send(b"still here")
         assert (await frame(listener))[1] == b"still here"

@@ -23,9 +23,11 @@ from tinker.runtime.transport import (
     PeerGone,
     PeerKey,
     TransportError,
+    Unfit,
     ZmqTransport,
     zmq_socket,
 )
+from tinker.runtime.transport.interface import BEYOND
 from tinker.runtime.transport.zmq import ZmqListener
 
 ANY = "tcp://127.0.0.1:0"
@@ -144,14 +146,29 @@ async def test_a_socket_refuses_to_work_in_a_forked_process() -> None:
     await listener.aclose()
 
 
-async def test_what_a_foreign_socket_sends_in_parts_arrives_as_one_empty_frame() -> None:
+async def test_what_a_foreign_socket_sends_in_parts_is_refused_as_one_frame() -> None:
     listener = ZmqTransport().listen(ANY)
     with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
         foreign.linger = 0
         foreign.connect(listener.address)
         foreign.send_multipart([b"a", b"b", b"c"])
         foreign.send(b"whole")
-        assert [(await frame(listener))[1] for _ in range(2)] == [b"", b"whole"]
+        refused = await listener.receive()
+        assert isinstance(refused, Unfit) and refused.why == "of several parts"
+        assert await frame(listener) == (refused.peer, b"whole")
+    await listener.aclose()
+
+
+async def test_a_frame_far_above_the_limit_is_not_even_read() -> None:
+    """ZeroMQ itself ends that connection, as soon as it hears how large the frame will be."""
+    listener = ZmqTransport().listen(ANY, Limits(frame=1000))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+        foreign.linger = 0
+        foreign.connect(listener.address)
+        foreign.send(b"hello")
+        peer, _ = await frame(listener)
+        foreign.send(bytes(1000 * BEYOND + 1))
+        assert await listener.receive() == Disconnected(peer)
     await listener.aclose()
 
 

@@ -16,6 +16,7 @@ from tinker.runtime.transport.interface import (
     PeerSlow,
     Transport,
     TransportError,
+    Unfit,
 )
 from tinker.runtime.transport.memory import MemoryNetwork
 from tinker.runtime.transport.security import (
@@ -53,6 +54,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unauthorized",
+    "Unfit",
     "ZmqTransport",
     "fingerprint",
     "keys_of",

@@ -16,6 +16,8 @@ from typing import NewType, Protocol
 PeerKey = NewType("PeerKey", bytes)
 """One connection as its listener knows it: random, never chosen by a user, so no two peers can share one. It survives a reconnect."""
 
+TOO_LARGE = "too large"
+BEYOND = 8  # a frame up to so many times the limit is read and refused by name; ZeroMQ itself cuts whoever announces a larger one
 BURST = 256  # frames handed over at once, so that timers and other tasks get their turn in between
 
 
@@ -45,7 +47,8 @@ class Closed(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`frame`: bytes of one frame, refused on both ends. `queue`: frames that wait for one peer beyond what the network itself holds.
+    """`frame`: bytes of one frame, refused on both ends (a network may cut whoever sends one many times as
+    large). `queue`: frames that wait for one peer beyond what the network itself holds.
     `heartbeat` (seconds): how often a silent network peer is probed; it counts as disconnected after three times that."""
 
     frame: int = 16 * 1024 * 1024
@@ -55,7 +58,10 @@ class Limits:
     def check(self, data: bytes) -> None:
         """FrameTooLarge if it is."""
         if len(data) > self.frame:
-            raise FrameTooLarge(f"a frame of {len(data)} bytes; at most {self.frame} fit")
+            raise FrameTooLarge(self.too_large(len(data)))
+
+    def too_large(self, size: int) -> str:
+        return f"a frame of {size} bytes; at most {self.frame} fit"
 
 
 DEFAULT_LIMITS = Limits()
@@ -69,7 +75,16 @@ class Disconnected:
     peer: PeerKey
 
 
-Arrival = tuple[PeerKey, bytes] | Disconnected
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """This peer sent what is no frame: `why` in a few words, `reason` with what was expected. Its content is gone."""
+
+    peer: PeerKey
+    why: str
+    reason: str
+
+
+Arrival = tuple[PeerKey, bytes] | Disconnected | Unfit
 
 
 class Listener(Protocol):
@@ -80,7 +95,8 @@ class Listener(Protocol):
         """Where to connect, with the port that was really bound."""
 
     async def receive(self) -> Arrival:
-        """The next frame with its sender, or a disconnect (after that peer's frames). Closed when this end is closed."""
+        """The next frame with its sender, or that it was none, or a disconnect (after that peer's frames). Closed when this end
+        is closed."""
 
     async def receive_many(self) -> list[Arrival]:
         """At least one and at most BURST arrivals: waits for the first, takes what else is there."""

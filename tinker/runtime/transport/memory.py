@@ -11,6 +11,7 @@ from tinker.runtime.transport.inbox import Inbox
 from tinker.runtime.transport.interface import (
     BURST,
     DEFAULT_LIMITS,
+    TOO_LARGE,
     AddressInUse,
     Arrival,
     Closed,
@@ -19,6 +20,7 @@ from tinker.runtime.transport.interface import (
     PeerGone,
     PeerKey,
     PeerSlow,
+    Unfit,
 )
 from tinker.runtime.transport.security import (
     PublicKey,
@@ -198,9 +200,8 @@ class MemoryListener:
                 continue
             data = connection.waiting.popleft()
             connection.left()
-            if (
-                len(data) > self._limits.frame
-            ):  # as on a network: the frame is refused and the connection breaks (and is made again)
+            if len(data) > self._limits.frame:  # as on a network: it is refused, and the connection breaks
+                self._inbox.arrived.append(Unfit(connection.key, TOO_LARGE, self._limits.too_large(len(data))))
                 self._inbox.arrived.append(Disconnected(connection.key))
             else:
                 self._inbox.arrived.append((connection.key, data))

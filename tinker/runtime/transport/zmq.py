@@ -16,8 +16,10 @@ from zmq.backend import Socket as Bare
 from tinker.runtime.transport.curve import protect_connection, protect_listener
 from tinker.runtime.transport.inbox import Inbox
 from tinker.runtime.transport.interface import (
+    BEYOND,
     BURST,
     DEFAULT_LIMITS,
+    TOO_LARGE,
     AddressInUse,
     Arrival,
     Disconnected,
@@ -26,6 +28,7 @@ from tinker.runtime.transport.interface import (
     PeerKey,
     PeerSlow,
     TransportError,
+    Unfit,
 )
 from tinker.runtime.transport.security import (
     Guard,
@@ -84,11 +87,16 @@ class ZmqListener:
         self._broken: set[int] = set()  # descriptors whose last connection has ended
         self._lost: dict[PeerKey, None] = {}  # a set that keeps the order
         self._socket = OwnedSocket(zmq.ROUTER, limits, self._look)
-        for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.BACKLOG, 4096)):
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.BACKLOG, 4096),
+            (zmq.MAXMSGSIZE, limits.frame * BEYOND),
+        ):
             self._socket.raw.set(option, value)
         if security is not None and security.guard is not None:
             self._guard = security.guard
-            protect_listener(self._socket.raw, security.keys, limits.frame)
+            protect_listener(self._socket.raw, security.keys, limits.frame * BEYOND)
             self._socket.guarded(security.guard, self._guard_failed)
         self._socket.watch(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED, self._hear_monitor)
         try:
@@ -225,12 +233,21 @@ class ZmqListener:
             elif self._guard is None or self._lets_in(self._guard, peer, frame):
                 if peer not in self._descriptor_of:
                     self._meet(peer, frame)
-                arrived.append(
-                    (peer, b"" if frame.more else frame.bytes)
-                )  # several parts are no frame of ours: nothing we decode is empty
+                if frame.more or len(frame) > self._limits.frame:
+                    self._unfit(peer, frame)
+                else:
+                    arrived.append((peer, frame.bytes))
             while frame.more:
                 frame = receive(NOW, copy=False)
         self._lost = lost | self._lost
+
+    def _unfit(self, peer: PeerKey, frame: zmq.Frame) -> None:
+        """Say so; whoever sends too much is cut off, too."""
+        if frame.more:
+            self._inbox.arrived.append(Unfit(peer, "of several parts", "a frame of several parts; ours have one"))
+            return
+        self._inbox.arrived.append(Unfit(peer, TOO_LARGE, self._limits.too_large(len(frame))))
+        self._cut(peer, _descriptor(frame))
 
     def _lets_in(self, guard: Guard, peer: PeerKey, frame: zmq.Frame) -> bool:
         """Whether this frame comes from a key that is let in, and from the one that this peer has always had."""
