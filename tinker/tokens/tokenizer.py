@@ -21,7 +21,9 @@ import tokenizers
 
 from tinker.tokens.errors import TokenizerError
 
-MAX_BUNDLE = 32 * 2**20  # bytes on the wire; the largest public tokenizers (256k entries) need 8 MiB
+MAX_BUNDLE = (
+    15 * 2**20
+)  # bytes on the wire, in one control message; the largest public tokenizers (256k entries) need 8 MiB
 MAX_UNPACKED = 256 * 2**20
 _FORMAT = 1
 

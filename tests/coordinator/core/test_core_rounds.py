@@ -86,6 +86,16 @@ def test_an_agent_is_held_until_its_version_is_ready() -> None:
     assert [type(each) for each in woken] == [Opened, Begin] and state.held == {}
 
 
+def test_an_agent_that_is_held_and_arrives_again_stays_as_it_came() -> None:
+    state, _ = go(rnd.begin(run_spec()), *both(1, ROLLOUT, START))
+    state, _ = account_all(state)
+    first, other = both(1, UPDATE, START, samples=(3, 0))[0], both(1, UPDATE, START, number=7, samples=(9, 0))[0]
+    held, _ = go(state, first, ready=never)
+    again, effects = go(held, other, ready=never)
+    assert (again, effects) == (held, [])
+    assert (again.samples["a"], again.held["a"].version) == (3, 0)  # type: ignore[index]
+
+
 def test_the_rollout_ends_with_its_last_episode() -> None:
     state, _ = go(rnd.begin(run_spec()), *both(1, ROLLOUT, START))
     first, last = sorted(state.unaccounted)

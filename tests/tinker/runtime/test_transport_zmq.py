@@ -106,6 +106,25 @@ async def test_a_send_that_swallows_the_edge_does_not_lose_the_wake_up(monkeypat
     await listener.aclose()
 
 
+async def test_a_peer_that_comes_on_the_descriptor_of_a_lost_one_is_there() -> None:
+    """Its frame is read before anybody has looked at the monitor, which says that the descriptor is used again."""
+    listener = ZmqTransport().listen(ANY)
+    assert isinstance(listener, ZmqListener)
+    subprocess.run([sys.executable, "-c", PASSER_BY, listener.address], check=True)  # noqa: ASYNC221
+    (peer, _), lost = await frame(listener), await listener.receive()
+    assert lost == Disconnected(peer)
+    (broken,) = listener._broken
+    with talker(listener.address):
+        while not listener._inbox.arrived:
+            signalled(listener)
+            listener._refill()
+        came, _ = await frame(listener)
+        assert listener._descriptor_of[came] == broken, "or this test shows nothing"
+        assert not listener._lost
+        listener.send(came, b"welcome")
+    await listener.aclose()
+
+
 async def test_every_lost_peer_is_named_although_their_descriptors_are_reused() -> None:
     listener = ZmqTransport().listen(ANY)
     assert isinstance(listener, ZmqListener)

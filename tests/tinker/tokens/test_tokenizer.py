@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.toy_tokens import CHATML, abc_json, byte_level_json, hugging_face_files, metaspace_json, tokenizer
+from tinker.protocol.to_coordinator import Hello
+from tinker.protocol.to_host import Admitted
+from tinker.protocol.values import ModelCard, PeerName, Role, RunId
+from tinker.runtime.codec import MAX_FRAME, decode, encode
 from tinker.tokens import Tokenizer, TokenizerError, check_fits, check_model_dir
+from tinker.tokens.tokenizer import MAX_BUNDLE
 
 CONFIG = {"vocab_size": 400, "max_position_embeddings": 512, "architectures": ["Qwen3ForCausalLM"], "eos_token_id": 3}
 
@@ -93,6 +99,22 @@ def test_a_bundle_holds_the_whole_tokenizer() -> None:
     )
     assert again.encode("higher or lower") == made.encode("higher or lower")
     assert again.bundle() == made.bundle()
+
+
+def test_a_tokenizer_of_20_mb_fits_into_the_messages_that_carry_it() -> None:
+    template = CHATML + random.Random(0).randbytes(10_000_000).hex()
+    bundle = tokenizer(byte_level_json(), template).bundle()
+    hello = Hello(Role.TASKSERVER, PeerName("server"), "here", 1, tokenizer=bundle)
+    admitted = Admitted(RunId("run"), ModelCard("m", "", "", 1, 1, ()), bundle, "", "here")
+    assert decode(encode(hello), Hello) == hello
+    assert decode(encode(admitted), Admitted) == admitted
+    assert MAX_BUNDLE + 1024 * 1024 <= MAX_FRAME
+
+
+def test_a_tokenizer_that_is_too_large_for_them_is_refused_when_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker.tokens.tokenizer.MAX_BUNDLE", 100)
+    with pytest.raises(TokenizerError, match=r"tokenizer bundle has .* bytes, more than 100; use a smaller"):
+        tokenizer(byte_level_json(), CHATML).bundle()
 
 
 def test_tokenizers_that_differ_have_different_digests() -> None:
