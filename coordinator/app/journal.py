@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tinker.protocol.to_host import Admitted, MayUpdate, Opened, RunStopped, Upd
 from tinker.protocol.to_taskserver import Load
 from tinker.protocol.values import PeerName
 from tinker.runtime.codec import WireError, decode, encode
-from tinker.runtime.journal import Journal, JournalDamaged, Segment
+from tinker.runtime.journal import Journal, JournalDamaged, Segment, prune
 from tinker.runtime.plain import PlainError, from_text, to_text
 
 DURABLE = frozenset({Admitted, Opened, MayUpdate, UpdateEnded, Load, RunStopped})
@@ -127,13 +128,15 @@ def fold(core: Coordinator, segment: Segment) -> None:
 
 @dataclass(slots=True)
 class Recorder:
-    """The core behind its journal: the same calls; what they return may leave after `commit`. `journal` None: nothing is kept."""
+    """The core behind its journal: the same calls; what they return may leave after `commit`. `journal` None: nothing is kept.
+    `segments`: how many stay, the newest included (0: all)."""
 
     core: Coordinator
     journal: Journal | None = None
     _number: int = 0
     _waiting: list[bytes] = field(default_factory=list)
     _durable: bool = False
+    segments: int = 0
 
     def join(self, hello: Hello, now: float) -> Sends:
         """MemberRefused as the core says it; then there is no entry."""
@@ -171,6 +174,13 @@ class Recorder:
         if self.journal.records >= SEGMENT or self.journal.bytes >= SEGMENT_BYTES:
             self.journal.begin(snapshot(self.core), self.core.epoch)
             self._number = 0
+            self._prune()
+
+    def _prune(self) -> None:
+        """The newest segment is on disk as a whole and is all that a restart needs, so the oldest ones may go."""
+        if self.journal is not None and self.segments:
+            with suppress(OSError):  # what cannot be removed is tried again with the next one
+                prune(self.journal.directory, self.segments)
 
     def _keep(
         self,
@@ -191,21 +201,22 @@ class Recorder:
         return sends
 
 
-def open_journal(directory: Path, core: Coordinator, now: float) -> Recorder:
+def open_journal(directory: Path, core: Coordinator, now: float, segments: int = 0) -> Recorder:
     """Open or begin the journal there. The core, which must be new, becomes what the journal leads to, one epoch later. JournalError or
     JournalDamaged if that cannot be."""
     journal = Journal(directory, RULES)
     try:
         if journal.newest is None:
             journal.begin(snapshot(core), core.epoch)
-            return Recorder(core, journal)
+            return Recorder(core, journal, segments=segments)
         lease = core.lease  # it may be started again with another one
         fold(core, journal.newest)
         epoch = max(journal.epoch, core.epoch) + 1
         journal.begin(snapshot(core), epoch)
-        recorder = Recorder(core, journal)
+        recorder = Recorder(core, journal, segments=segments)
         recorder.restart(epoch, now, lease)
         recorder.commit()
+        recorder._prune()
         return recorder
     except BaseException:
         journal.close()

@@ -46,7 +46,8 @@ LOOPBACK = "tcp://127.0.0.1:0"
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """`http`: HOST:PORT of the health, metrics and status pages ("": none). `grace`: seconds to drain.
-    `keys`: its own, and whom it lets in. `journal`: its directory (None: what it knows ends with it). `lease`: as the core's."""
+    `keys`: its own, and whom it lets in. `journal`: its directory (None: what it knows ends with it). `lease`: as the core's.
+    `segments`: of the journal that stay (0: all)."""
 
     bind: str
     name: str
@@ -56,6 +57,7 @@ class CoordinatorSettings:
     keys: Keys = Keys()
     journal: Path | None = None
     lease: float = 15.0
+    segments: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def _recorder(settings: CoordinatorSettings, stack: AsyncExitStack) -> tuple[Rec
     core = Coordinator(PeerName(settings.name), lease=settings.lease)
     if settings.journal is None:
         return Recorder(core), Arrays()
-    recorder = open_journal(settings.journal, core, MonotonicClock().now())
+    recorder = open_journal(settings.journal, core, MonotonicClock().now(), settings.segments)
     assert recorder.journal is not None
     stack.callback(recorder.journal.close)
     log = structlog.get_logger("coordinator")

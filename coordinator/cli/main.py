@@ -179,6 +179,9 @@ def coordinator(
         Path | None,
         typer.Option(metavar="DIR", help="Keep a journal here; started again with it, runs go on (default: none)."),
     ] = None,
+    keep_segments: Annotated[
+        int, typer.Option(min=0, help="Segments of the journal that stay, the newest included (0: all of them).")
+    ] = 9,
     lease: Annotated[
         float, typer.Option(min=0.5, help="Seconds in which members have to be heard; twice as silent, they are lost.")
     ] = 15.0,
@@ -198,7 +201,13 @@ def coordinator(
         keys = given_keys(key, "", authorized, os.environ)
     except KeyFileError as error:
         _refuse(error)
-    _serve(run_coordinator(CoordinatorSettings(bind, name, parent, http, grace, keys, journal=journal, lease=lease)))
+    _serve(
+        run_coordinator(
+            CoordinatorSettings(
+                bind, name, parent, http, grace, keys, journal=journal, lease=lease, segments=keep_segments
+            )
+        )
+    )
 
 
 @app.command()

@@ -72,6 +72,12 @@ READINGS = (
         lambda now, daemon: [((p.name, p.role), p.unreachable) for p in now.peers if p.unreachable is not None],
         ("peer", "role"),
     ),
+    Reading(
+        "opentinker_send_queue",
+        "Frames that wait for each member because it does not read them as fast.",
+        lambda now, daemon: [((name,), daemon.listener.waiting(key)) for name, key in daemon.keys.items()],
+        ("peer",),
+    ),
     Reading("opentinker_workers", "Workers in service.", _workers, ("kind",)),
     Reading(
         "opentinker_requests_in_flight",

@@ -277,6 +277,9 @@ class SimListener:
             self._queue.append(Disconnected(peer))
             self._inbox.wake()
 
+    def waiting(self, peer: PeerKey) -> int:
+        return 0
+
     async def aclose(self, grace: float = 0.0) -> int:
         await asyncio.sleep(0)
         self._closed = True

@@ -266,6 +266,31 @@ async def test_a_key_that_is_removed_is_cut_off_and_one_whose_line_changed_is_wh
             await connection.aclose()
 
 
+@pytest.mark.parametrize("how", ["hangup", "changed file"])
+def test_a_running_coordinator_reads_its_authorized_file_again(here: Machine, how: str) -> None:
+    keys = make_keys(here.place, "hub", "server", "ann")
+    listed = authorize(here.place, ("taskserver", "server"), ("host", "ann"))
+    coordinator = here.start(
+        "coordinator", "--bind", "tcp://127.0.0.1:0", "--key", str(keys / "hub.key"), "--authorized", str(listed)
+    )
+    address = coordinator.ready()
+    server = here.start(
+        "taskserver", "--coordinator", address, "--key", str(keys / "server.key"), *SCRIPTED, "--authorized", str(listed)
+    )  # fmt: skip
+    server.ready()
+    stamp = listed.stat()
+    authorize(here.place, ("host", "ann"))
+    if how == "hangup":
+        os.utime(listed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        coordinator.signal(signal.SIGHUP)
+    wait_until(lambda: "its key is not authorized any more" in coordinator.err.read_text(), coordinator.story)
+    assert 'event="authorized keys read"' in coordinator.err.read_text()
+    assert server.wait() == 2, server.story()
+    assert "does not accept our key" in server.err.read_text()
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.wait() == 0, coordinator.story()
+
+
 async def test_a_run_that_the_key_does_not_allow_is_refused(tmp_path: Path) -> None:
     from tinker.protocol.to_coordinator import AgentSpec, RunSpec
     from tinker.protocol.values import AgentName, PolicyName

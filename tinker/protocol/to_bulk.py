@@ -21,9 +21,10 @@ class FileSize:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Send me this bundle. (Whether it is the right one, its digest tells the receiver.)"""
+    """Send me this bundle. Who was told of it knows its digest; to anybody else it is not there."""
 
     name: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

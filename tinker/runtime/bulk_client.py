@@ -56,7 +56,7 @@ class BulkClient:
             await connection.aclose(grace=0)
 
     async def _fetch(self, connection: Connection, ref: BlobRef) -> dict[str, bytes]:
-        connection.send(encode(Fetch(ref.name)))
+        connection.send(encode(Fetch(ref.name, ref.digest)))
         contents = await self._answer(connection, ref.endpoint)
         if not isinstance(contents, Contents):
             raise BulkError(f"{ref.endpoint} answered a fetch with {type(contents).__name__}")

@@ -20,8 +20,9 @@ from tinker.protocol.to_bulk import (
     ToBulkServer,
     TransferFailed,
 )
+from tinker.protocol.values import BlobRef
 from tinker.runtime.bulk_stream import WINDOW, Assembly, pieces_of
-from tinker.runtime.bundles import BulkError, BundleStore, IncomingBundle
+from tinker.runtime.bundles import BulkError, BundleExists, BundleStore, IncomingBundle
 from tinker.runtime.clock import Clock, MonotonicClock
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.transport import Closed, Disconnected, Listener, PeerGone, PeerKey, PeerSlow, Unfit
@@ -41,8 +42,14 @@ class _Receiving:
     assembly: Assembly | None = None
 
 
+def _nothing() -> Iterator[bytes]:
+    """No pieces yet."""
+    yield from ()
+
+
 class BulkServer:
-    """Serves a store's bundles, and takes new ones, over a listener of its own (made with BULK_LIMITS; the caller closes it).
+    """Serves a store's bundles, and takes new ones, over a listener of its own (made with BULK_LIMITS; the caller closes it). Whoever
+    knows a bundle's digest may have it; digests travel only with the references that the coordinator hands to a run's own peers.
 
     A transfer without progress for `stall` seconds is dropped; at most `most` run at once, further ones are refused.
     """
@@ -91,11 +98,9 @@ class BulkServer:
                 raise BulkError("one connection carries one transfer at a time")
             case ((Fetch() | Push()), None) if len(self._transfers) >= self._most:
                 raise BulkError(f"{self._most} transfers are under way, which is all this server runs: try again later")
-            case Fetch(name=name), None:
-                files = self._store.listing(name)
-                pieces = pieces_of(files, lambda file: (self._store.directory / name / file).open("rb"))
-                self._transfers[peer] = _Sending(pieces, self._clock.now())
-                self._send(peer, Contents(files))
+            case Fetch() as fetch, None:
+                self._transfers[peer] = sending = _Sending(_nothing(), self._clock.now())
+                group.start_soon(self._offer, peer, fetch, sending, name=f"bulk offer {fetch.name}")
             case Push() as push, None:
                 self._transfers[peer] = receiving = _Receiving(self._clock.now())
                 group.start_soon(self._begin, peer, push, receiving, name=f"bulk begin {push.name}")
@@ -108,6 +113,27 @@ class BulkServer:
                 pass  # for the last chunks of a fetch
             case _:
                 raise BulkError(f"{type(message).__name__} belongs to no transfer of this connection: begin again")
+
+    async def _offer(self, peer: PeerKey, fetch: Fetch, sending: _Sending) -> None:
+        """Look for the bundle, and whether the peer knows its digest: that it was told by whoever owns it."""
+        name = fetch.name
+        try:
+            if await anyio.to_thread.run_sync(self._known, name, fetch.digest) is None:
+                raise BulkError(f"there is no bundle {name} of this digest in {self._store.directory}")
+            if self._transfers.get(peer) is sending:  # else it has gone meanwhile
+                files = self._store.listing(name)
+                sending.pieces = pieces_of(files, lambda file: (self._store.directory / name / file).open("rb"))
+                self._send(peer, Contents(files))
+        except (BulkError, OSError) as error:
+            if self._transfers.get(peer) is sending:
+                self._fail(peer, str(error))
+
+    def _known(self, name: str, digest: str) -> BlobRef | None:
+        """None, too, if there is another bundle of this name: its digest is nobody's business."""
+        try:
+            return self._store.existing(name, digest)
+        except BundleExists:
+            return None
 
     def _pump(self, peer: PeerKey, sending: _Sending) -> None:
         while sending.credit:

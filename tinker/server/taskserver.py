@@ -47,7 +47,7 @@ from tinker.runtime.clock import LATE, Clock
 from tinker.runtime.codec import decode, encode
 from tinker.runtime.pauses import Pauses
 from tinker.runtime.supervision import Restart
-from tinker.runtime.transport import Connection, PeerSlow
+from tinker.runtime.transport import Connection, PeerSlow, Unauthorized
 from tinker.server.ledger import Ledger
 
 Received = ToTaskserver | ToAny
@@ -111,12 +111,12 @@ class TaskServer:
     _heard: float = 0.0
     _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
-    _failure: TaskServerError | None = None
+    _failure: TaskServerError | Unauthorized | None = None
     _ledger: Ledger = field(default_factory=Ledger)
     _draining: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self) -> None:
-        """CoordinatorSilent or NotWelcome when there is nobody to serve. The engine must have been entered."""
+        """CoordinatorSilent, NotWelcome or Unauthorized when there is nobody to serve. The engine must have been entered."""
         self._heard = self.clock.now()
         async with anyio.create_task_group() as tasks, ActorSystem(clock=self.clock, on_failure=_log_failure) as system:
             for offer in self._offers():
@@ -127,7 +127,7 @@ class TaskServer:
             tasks.start_soon(self._finish, tasks.cancel_scope, name="drain")
             try:
                 await self._read()
-            except TaskServerError as error:  # raised below: what leaves a cancelled group is lost
+            except (TaskServerError, Unauthorized) as error:  # raised below: what leaves a cancelled group is lost
                 self._failure = error
             finally:
                 tasks.cancel_scope.cancel()

@@ -258,3 +258,24 @@ def test_a_coordinator_may_be_started_again_with_another_lease(tmp_path: Path) -
         recorder.journal.close()
         assert recorder.core.lease == lease
     assert check(directory)
+
+
+def test_old_segments_go_and_what_a_restart_needs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "SEGMENT", 3)
+    directory = tmp_path / "journal"
+    recorder = open_journal(directory, new(), 0.0, segments=2)
+    recorder.join(HELLO, 1.0)
+    for at in range(2, 30):
+        recorder.tick(float(at))
+        recorder.commit()
+        paths = segment_paths(directory)
+        assert len(paths) <= 2 and read_segment(paths[-1], last=True).snapshot
+    closed(recorder)
+    again = open_journal(directory, new(), 40.0, segments=1)
+    assert again.core.epoch == 2 and HOST in again.core.roster.away
+    assert len(segment_paths(directory)) == 1
+    closed(again)
+    kept = open_journal(directory, new(), 50.0)
+    assert len(segment_paths(directory)) == 2  # 0: all of them
+    closed(kept)
+    check(directory)

@@ -6,18 +6,32 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from tinker.protocol.to_bulk import Chunk, Contents, Credit, Fetch, FileSize, Push, Stored, ToBulkClient, TransferFailed
-from tinker.protocol.values import BlobRef
+from tinker.protocol.to_bulk import (
+    Chunk,
+    Contents,
+    Credit,
+    Fetch,
+    FileSize,
+    Push,
+    Stored,
+    ToBulkClient,
+    ToBulkServer,
+    TransferFailed,
+)
+from tinker.protocol.values import BlobRef, Role
+from tinker.runtime.authorized import AuthorizedKeys
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkError, BulkServer, BundleCorrupt, BundleStore
 from tinker.runtime.bundles import digest_of
 from tinker.runtime.clock import ManualClock
 from tinker.runtime.codec import decode, encode
-from tinker.runtime.transport import Connection, MemoryNetwork, Transport, ZmqTransport
+from tinker.runtime.transport import Connection, MemoryNetwork, Security, Transport, ZmqTransport
+from tinker.runtime.transport.curve import new_keys
 
 FILES = {"a.bin": bytes(range(256)) * 3000, "b.bin": b"", "c.bin": b"last"}
 BIG = {"big": bytes(20_000_000), "small": b"x"}
@@ -119,15 +133,34 @@ async def test_a_bundle_that_nobody_serves_is_named(tmp_path: Path) -> None:
         await BulkClient(MemoryNetwork().connect).fetch(ref)
 
 
-async def test_a_bundle_damaged_at_its_source_is_refused(transport: Transport, tmp_path: Path) -> None:
+async def test_a_bundle_damaged_at_its_source_is_not_sent(transport: Transport, tmp_path: Path) -> None:
     async with serving(transport, tmp_path) as plane:
         ref = plane.put()
         (Path(ref.path) / "c.bin").write_bytes(b"lost")
-        with pytest.raises(BundleCorrupt, match="its digest is"):
+        with pytest.raises(BulkError, match="there is no bundle ann@1 of this digest"):
             await plane.client.fetch(ref)
-        (Path(ref.path) / "c.bin").write_bytes(b"longer than it was")
-        with pytest.raises(BundleCorrupt, match="expected 768004"):
-            await plane.client.fetch(ref)
+
+
+@pytest.mark.parametrize(("size", "says"), [(4, "its digest is"), (5, "offers 4 bytes as bundle ann@1, expected 5")])
+async def test_what_is_not_the_bundle_that_was_asked_for_is_refused(
+    transport: Transport, tmp_path: Path, size: int, says: str
+) -> None:
+    listener = transport.listen("bulk" if isinstance(transport, MemoryNetwork) else "tcp://127.0.0.1:0", BULK_LIMITS)
+    client = BulkClient(lambda endpoint: transport.connect(endpoint, BULK_LIMITS))
+
+    async def lie() -> None:
+        peer, asked = await listener.receive()  # type: ignore[misc]
+        assert isinstance(decode(asked, ToBulkServer), Fetch)
+        listener.send(peer, encode(Contents((FileSize("c.bin", 4),))))
+        listener.send(peer, encode(Chunk(b"lost")))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lie)
+        with pytest.raises(BundleCorrupt, match=says):
+            await client.fetch(
+                BlobRef("ann@1", digest_of({"c.bin": b"last"}), size, "other", "nowhere", listener.address)
+            )
+    await listener.aclose()
 
 
 async def test_a_bundle_damaged_on_its_way_in_is_refused_and_leaves_nothing(
@@ -157,10 +190,44 @@ async def test_an_unknown_bundle_is_refused_with_its_name(transport: Transport, 
             await plane.client.fetch(replace(plane.put(), name="gone"))
 
 
+async def test_who_was_not_told_of_a_bundle_cannot_fetch_it(transport: Transport, tmp_path: Path) -> None:
+    """Another run's host may guess names; what a bundle holds is known by its digest."""
+    async with serving(transport, tmp_path) as plane:
+        ref = plane.put("run-of-ann=batch")
+        for digest in ("", "0" * len(ref.digest), ref.digest[:12]):
+            with pytest.raises(BulkError, match="there is no bundle run-of-ann=batch of this digest") as told:
+                await plane.client.fetch(replace(ref, digest=digest))
+            assert ref.digest[:12] not in str(told.value).replace(digest or "-", "")
+        assert await plane.client.fetch(ref) == FILES
+
+
+async def test_two_machines_with_keys_exchange_bundles_and_a_third_key_gets_none(tmp_path: Path) -> None:
+    server, ann, spy = new_keys(), new_keys(), new_keys()
+    file = tmp_path / "authorized"
+    file.write_text(f"{ann.public} host ann\n")
+    guard = AuthorizedKeys.read(file).only(Role.HOST)
+    listener = ZmqTransport(Security(server, guard)).listen("tcp://127.0.0.1:0", BULK_LIMITS)
+    store = BundleStore(tmp_path / "there", listener.address, machine="there")
+    made = {
+        name: BulkClient(partial(ZmqTransport(Security(keys)).connect, limits=BULK_LIMITS), machine="here", stall=10.0)
+        for name, keys in (("ann", ann), ("spy", spy))
+    }
+    async with anyio.create_task_group() as group:
+        group.start_soon(BulkServer(store, listener).serve)
+        pushed = await made["ann"].push(listener.address, "run=batch", FILES)
+        assert (pushed.machine, pushed.endpoint) == ("there", listener.address)
+        adapter = store.put("run=adapter", FILES)
+        assert await made["ann"].fetch(adapter) == FILES
+        with pytest.raises(BulkError, match="does not accept our key"):
+            await made["spy"].fetch(adapter)
+        group.cancel_scope.cancel()
+    await listener.aclose()
+
+
 @pytest.mark.parametrize("evil", ["../evil", "/nonexistent/evil", ".."])
 async def test_no_name_leads_out_of_the_store(transport: Transport, tmp_path: Path, evil: str) -> None:
     async with serving(transport, tmp_path / "store") as plane:
-        attempts = [Fetch(evil), Push(evil, "d", (FileSize("a", 1),)), Push("fine", "d", (FileSize(evil, 1),))]
+        attempts = [Fetch(evil, "d"), Push(evil, "d", (FileSize("a", 1),)), Push("fine", "d", (FileSize(evil, 1),))]
         for attempt in attempts:
             connection = plane.connect()
             connection.send(encode(attempt))
@@ -215,9 +282,9 @@ async def test_a_server_that_says_nothing_is_given_up(transport: Transport) -> N
 
 async def test_a_server_sends_no_more_than_it_has_credit_for(transport: Transport, tmp_path: Path) -> None:
     async with serving(transport, tmp_path) as plane:
-        plane.store.put("big", BIG)
+        digest = plane.store.put("big", BIG).digest
         connection = plane.connect()
-        connection.send(encode(Fetch("big")))
+        connection.send(encode(Fetch("big", digest)))
         assert isinstance(await answer(connection), Contents)
         connection.send(encode(Credit(1_000_000)))
         assert [type(await answer(connection)) for _ in range(8)] == [Chunk] * 8

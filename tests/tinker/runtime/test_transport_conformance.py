@@ -456,6 +456,22 @@ async def test_no_two_connections_share_a_key(transport: Transport) -> None:
     await listener.aclose()
 
 
+async def test_a_listener_says_how_much_waits_for_a_peer_that_does_not_read(transport: Transport) -> None:
+    async with both(transport, Limits(queue=20_000)) as (listener, connection):
+        connection.send(b"hello")
+        peer, _ = await frame(listener)
+        assert listener.waiting(peer) == 0
+        sent = 0
+        while not listener.waiting(peer):
+            listener.send(peer, bytes(10_000))
+            sent += 1
+        for _ in range(sent):
+            await connection.receive()
+        while listener.waiting(peer):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert listener.waiting(PeerKey(b"nobody")) == 0
+
+
 async def test_an_oversized_frame_is_refused_by_its_sender(transport: Transport) -> None:
     async with both(transport, Limits(frame=1000)) as (listener, connection):
         with pytest.raises(FrameTooLarge, match="1001 bytes; at most 1000"):

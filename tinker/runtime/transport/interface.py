@@ -115,6 +115,9 @@ class Listener(Protocol):
     def recheck(self) -> None:
         """Ask the guard again about everybody: whom it no longer lets in is cut off, and nothing it sent later arrives."""
 
+    def waiting(self, peer: PeerKey) -> int:
+        """How many frames wait for this peer because it does not read them as fast."""
+
     @property
     def refused(self) -> Mapping[str, int]:
         """How many connections were refused, failed at the handshake, or ended before we read a frame of theirs, by reason."""

@@ -122,6 +122,10 @@ class MemoryListener:
         self._ready: deque[MemoryConnection] = deque()  # one entry per waiting frame
         self._inbox: Inbox[Arrival] = Inbox(f"the listener at {name}", self._refill)
 
+    def waiting(self, peer: PeerKey) -> int:
+        connection = self._network.connection(self.name, peer)
+        return connection.unread if connection is not None else 0
+
     def identity(self, peer: PeerKey) -> str | None:
         return self._identities.get(peer)
 
@@ -231,6 +235,11 @@ class MemoryConnection:
         self._pending: deque[bytes] = deque()
         self._emptied: asyncio.Event | None = None
         self._inbox: Inbox[bytes] = Inbox(f"the connection to {address}", self._refill)
+
+    @property
+    def unread(self) -> int:
+        """Frames from the listener that nobody has read."""
+        return len(self._pending)
 
     async def receive(self) -> bytes:
         return await self._inbox.one()

@@ -162,6 +162,9 @@ class ZmqListener:
             if self._guard.admit(key) != identity:
                 self._cut(peer, self._descriptor_of.get(peer))
 
+    def waiting(self, peer: PeerKey) -> int:
+        return len(self._backlogs.get(peer, ()))
+
     @property
     def refused(self) -> Mapping[str, int]:
         return self._failed + (self._socket.zap.refused if self._socket.zap is not None else Counter())
