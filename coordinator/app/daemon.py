@@ -191,14 +191,14 @@ class Daemon:
         else:
             self._refuse(key, type(message).__name__, "you are no member; say Hello first", "not a member")
 
-    def _closed(self, key: PeerKey, now: float) -> None:
+    def _closed(self, key: PeerKey, now: float, why: str = "its connection was closed") -> None:
         name = self.names.pop(key, None)
         if name is None:
             return
         del self.keys[name]
         peer = self.core.roster.peers.get(name)
         if peer is not None:
-            log.warning("unreachable", member=name, why="its connection was closed")
+            log.warning("unreachable", member=name, why=why)
             self._send(self._inputs.part(name, now))
             self._gone(now)
 
@@ -306,12 +306,16 @@ class Daemon:
                 sent.append(message)
             except WireError as error:
                 self._undeliverable(self.names.get(key, PeerName("unknown")), message, str(error))
+        slow = False
         try:
             taken, why = self.listener.send_many(key, frames), "it does not read, and its queue is full"
+            slow = taken < len(frames)
         except PeerGone as error:
             taken, why = 0, str(error)
         for message in sent[taken:]:
             self._undeliverable(self.names.get(key, PeerName("unknown")), message, why)
+        if slow:  # nobody knows what it has missed: it must join anew, and is told everything again
+            self._closed(key, self.clock.now(), "it does not read what it is sent")
 
     def _undeliverable(self, name: PeerName, message: object, why: str) -> None:
         self.counts["undeliverable"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -41,11 +42,26 @@ class OperationError(ClientError):
         self.lost = lost
 
 
+@dataclass(slots=True)
+class _Waited:
+    """What some wait for, and how many they are. One that is cancelled leaves the others waiting."""
+
+    event: anyio.Event = field(default_factory=anyio.Event)
+    box: list[Any] = field(default_factory=list)
+    waiters: int = 0
+
+    def answer(self, value: Any) -> None:
+        """The first answer counts."""
+        if not self.box:
+            self.box.append(value)
+        self.event.set()
+
+
 class Waiters:
     """Futures by key. What comes for a key nobody waits for is kept if somebody may still ask for it, else counted as late."""
 
     def __init__(self) -> None:
-        self.waiting: dict[object, tuple[anyio.Event, list[Any]]] = {}
+        self.waiting: dict[object, _Waited] = {}
         self.early: dict[object, Any] = {}
         self.broken: ClientError | None = None
 
@@ -54,28 +70,26 @@ class Waiters:
             return _or_raise(self.early.pop(key))
         if self.broken is not None:
             raise self.broken
-        event, box = self.waiting.setdefault(key, (anyio.Event(), []))
+        waited = self.waiting.setdefault(key, _Waited())
+        waited.waiters += 1
         try:
-            await event.wait()
+            await waited.event.wait()
         finally:
-            self.waiting.pop(key, None)
-        return _or_raise(box[0])
+            waited.waiters -= 1
+            if not waited.waiters and self.waiting.get(key) is waited:  # else somebody else still waits for it
+                del self.waiting[key]
+        return _or_raise(waited.box[0])
 
     def put(self, key: object, value: Any, *, keep: bool = False) -> None:
         if key in self.waiting:
-            event, box = self.waiting[key]
-            if not box:
-                box.append(value)
-            event.set()
+            self.waiting[key].answer(value)
         elif keep:
             self.early[key] = value
 
     def break_all(self, error: ClientError) -> None:
         self.broken = self.broken or error
-        for event, box in self.waiting.values():
-            if not box:
-                box.append(self.broken)
-            event.set()
+        for waited in self.waiting.values():
+            waited.answer(self.broken)
 
 
 def _or_raise(value: Any) -> Any:

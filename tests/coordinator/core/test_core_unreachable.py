@@ -177,3 +177,28 @@ def test_a_connection_that_closes_twice_is_counted_once() -> None:
     core.part(PeerName("nobody"), 2.0)
     assert core.counts["connections closed"] == 1
     assert core.roster.peers[ONE].closed == 1.0
+
+
+def test_when_everybody_is_gone_at_once_the_coordinator_serves_whoever_comes() -> None:
+    """Case 12."""
+    core = playing()
+    opened(core)
+    for name in (HOST, ONE, TWO):
+        core.part(name, 1.0)
+    core.tick(40.0)
+    assert not core.roster.peers and not core.runs and not core.turns.tables and core.violations() == []
+    core.join(server_hello("new", "ru"), 41.0)
+    core.join(host_hello("other"), 41.0)
+    sends = core.step(PeerName("other"), said.Submit(run_spec(agent("a"), run="next")), 41.0)
+    assert [type(each).__name__ for _, each in sends] == ["Admitted"]
+
+
+def test_a_member_that_joins_and_leaves_at_once_leaves_nothing() -> None:
+    """Case 19."""
+    core = Coordinator(PeerName("coordinator"))
+    core.join(host_hello(), 0.0)
+    core.step(HOST, said.Submit(run_spec(agent("a"))), 0.0)
+    core.step(HOST, said.Bye("changed my mind"), 0.0)
+    assert not core.roster.peers and not core.queue and not core.runs
+    core.join(server_hello("one", "ru"), 0.0)
+    assert not core.runs and core.violations() == []

@@ -445,6 +445,36 @@ async def test_a_connection_finds_the_listener_again_after_a_restart(transport: 
         await again.aclose()
 
 
+async def test_a_crowd_finds_a_restarted_listener_again(transport: Transport) -> None:
+    """Case 16, with 50 of them; `bench/coordination.py` does it with 1,024."""
+    listener = transport.listen(address(transport))
+    where = listener.address
+    connections = [transport.connect(where) for _ in range(50)]
+    for connection in connections:
+        connection.send(b"hello")
+    peers = {(await frame(listener))[0] for _ in connections}
+    await listener.aclose()
+    again = transport.listen(where)
+    back: set[PeerKey] = set()
+
+    async def insist(connection: Connection) -> None:
+        while True:
+            connection.send(b"still there?")
+            await asyncio.sleep(0.2)
+
+    async with anyio.create_task_group() as group:
+        for connection in connections:
+            group.start_soon(insist, connection)
+        while back != peers:
+            arrival = await again.receive()
+            if not isinstance(arrival, Disconnected):
+                back.add(arrival[0])
+        group.cancel_scope.cancel()
+    for connection in connections:
+        await connection.aclose()
+    await again.aclose()
+
+
 async def test_no_two_connections_share_a_key(transport: Transport) -> None:
     listener = transport.listen(address(transport))
     connections = [transport.connect(listener.address) for _ in range(20)]
