@@ -204,7 +204,7 @@ async def test_every_metric_is_scraped_and_no_label_holds_an_episode() -> None:
     assert [name for name in names() if f"# HELP {name.removesuffix('_total')}" not in text] == []
     assert "1/rollout/7" not in text
     assert {label for each in READINGS for label in each.labels} == {
-        "peer", "role", "kind", "worker", "state", "policy", "reason", "event"
+        "peer", "role", "run", "kind", "worker", "state", "policy", "reason", "event"
     }  # fmt: skip
 
 
