@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tinker.engines.engine import Files
@@ -13,16 +13,18 @@ from tinker.runtime.bulk import BulkClient, BundleStore
 
 @dataclass(frozen=True, slots=True)
 class HostBundles:
-    """The host's data plane: by file on the task server's machine, else over its data connection."""
+    """The host's data plane: by file on the machine of the task server that updates, else over its data connection. `admitted`: where
+    that is now."""
 
-    admitted: Admitted
+    admitted: Callable[[], Admitted]
     store: BundleStore
     bulk: BulkClient
 
     async def put(self, name: str, files: Files) -> BlobRef:
-        if self.admitted.machine == self.store.machine:
+        where = self.admitted()
+        if where.machine == self.store.machine:
             return self.store.put(name, files)
-        return await self.bulk.push(self.admitted.data, name, files)
+        return await self.bulk.push(where.data, name, files)
 
     async def get(self, ref: BlobRef) -> Mapping[str, bytes]:
         return await self.bulk.fetch(ref)

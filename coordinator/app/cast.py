@@ -182,6 +182,8 @@ def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Ro
         model=model,
         turn_deadline=config.turn_deadline,
         barriers=_rules(config, any(role.learning.lags for role in agents)),
+        worker_deadline=config.worker_deadline,
+        operation_deadline=config.operation_deadline,
     )
 
 

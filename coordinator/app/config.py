@@ -151,6 +151,8 @@ class RunConfig(BaseModel):
     max_failed_episodes: Annotated[float, Field(ge=0, le=1)] = 0.1
     turn_deadline: Annotated[float, Field(gt=0)] = 120.0
     episode_deadline: Annotated[float, Field(gt=0)] = 600.0
+    worker_deadline: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
+    operation_deadline: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1800.0
     concurrency: Annotated[int, Field(ge=1)] = 256
     model: str = "demo"
     engine: Literal["torch", "scripted"] = "torch"

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,12 @@ import anyio
 from anyio.abc import Process
 
 from coordinator.app.access import VARIABLES
+from tinker.runtime.clock import Clock
+from tinker.runtime.supervision import Intensity, Restart
 
 READY = 180.0  # seconds a child may take until it is ready (a large model loads slowly)
 GRACE = 10.0
+RESTART = Restart(times=3, within=60.0)  # how often a child that ends is started again
 
 
 class ProcessDied(Exception):
@@ -30,26 +34,25 @@ class ProcessDied(Exception):
 
 @dataclass(slots=True)
 class Child:
-    """One daemon process."""
+    """One daemon process. `restarts`: how often it has been started again. `patience`: seconds that it may take until it is ready."""
 
     name: str
     process: Process
     log: Path
+    arguments: Sequence[str] = ()
+    restarts: int = 0
+    patience: float = READY
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], log: Path) -> Child:
+    async def start(cls, name: str, arguments: Sequence[str], log: Path, patience: float = READY) -> Child:
         """Start `opentinker ARGUMENTS` with this interpreter."""
-        command = [sys.executable, "-m", "coordinator.cli.main", *arguments, "--parent", str(os.getpid())]
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in VARIABLES},  # ours need no keys
-            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(_root()), os.environ.get("PYTHONPATH", "")))),
-        }
-        with log.open("ab") as file:
-            process = await anyio.open_process(
-                command, stdin=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
-            )
-        return cls(name, process, log)
+        return cls(name, await _open(arguments, log), log, arguments, patience=patience)
+
+    async def again(self) -> None:
+        """Start it again, after it has ended."""
+        await self.process.aclose()
+        self.process = await _open(self.arguments, self.log)
+        self.restarts += 1
 
     async def ready(self, patience: float = READY) -> str:
         """Wait until the child says where it is. ProcessDied if it ends before, or takes too long."""
@@ -94,8 +97,22 @@ class Child:
         how = f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was ended by signal {-code} ({_signal_name(-code)})"
+        how += f" (it had been started again {self.restarts} times)" if self.restarts else ""
         lines = self.log.read_text(errors="replace").strip().splitlines()[-8:]
         return f"the {self.name} process {how}; the end of its log ({self.log}):\n  " + "\n  ".join(lines)
+
+
+async def _open(arguments: Sequence[str], log: Path) -> Process:
+    command = [sys.executable, "-m", "coordinator.cli.main", *arguments, "--parent", str(os.getpid())]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in VARIABLES},  # ours need no keys
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_root()), os.environ.get("PYTHONPATH", "")))),
+    }
+    with log.open("ab") as file:
+        return await anyio.open_process(
+            command, stdin=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
+        )
 
 
 def _signal_name(number: int) -> str:
@@ -128,6 +145,24 @@ async def ready(child: Child, others: Sequence[Child], patience: float = READY) 
     if isinstance(outcome[0], ProcessDied):
         raise outcome[0]
     return outcome[0]
+
+
+async def keep_running(
+    child: Child, others: Sequence[Child], clock: Clock, note: Callable[[str], None], give_up: Callable[[str], None]
+) -> None:
+    """Start the child again whenever it ends, unless it ends too often: then `give_up` hears how. Cancel it before the child is stopped."""
+    intensity = Intensity(RESTART)
+    while True:
+        story = await child.died()
+        pause = intensity.failed(clock.now())
+        if pause is None:
+            give_up(story)
+            return
+        note(f"{story.partition(';')[0]}; it is started again")
+        await clock.sleep_until(clock.now() + pause)
+        await child.again()
+        with suppress(ProcessDied):  # we are told of its own end above, and others of that of the others
+            await ready(child, others, child.patience)
 
 
 async def first_dead(children: Sequence[Child], patience: float = 1.0) -> Child | None:

@@ -28,7 +28,7 @@ from coordinator.app.cast import Role, check_targets, roles, run_spec
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
 from coordinator.app.interrupt import DRAIN, Interrupt
-from coordinator.app.launch import READY, Child, ProcessDied, first_dead, ready
+from coordinator.app.launch import READY, Child, ProcessDied, first_dead, keep_running, ready
 from coordinator.app.production import for_further_hosts, production
 from coordinator.app.progress import AgentFacts, Progress, RunFacts, RunResult
 from coordinator.app.run_loop import play_rounds
@@ -51,6 +51,7 @@ from tinker.runtime.transport import Transport, ZmqTransport
 from tinker.tokens import ChatTemplate, Tokenizer
 
 QUICK = ("--grace", "5")  # our daemons have nothing to finish when we stop them: the run is over
+TASKSERVER = "taskserver"
 JOIN = 15.0  # seconds a coordinator may take to welcome us
 
 
@@ -128,7 +129,7 @@ class Play:
             patience += config.rollout.launch.ready
 
         async def start(name: str, arguments: list[str]) -> str:
-            child = await Child.start(name, arguments, logs / f"{name}.log")
+            child = await Child.start(name, arguments, logs / f"{name}.log", patience)
             children.append(child)
             stack.push_async_callback(child.stop)
             return await ready(child, children, patience)
@@ -138,7 +139,7 @@ class Play:
         arguments += ["--threads", str(config.threads), "--spool", str(spool), *QUICK]
         arguments += ["--state", str(self._state())]
         arguments += ["--config", str(self.request.directory.path / "config.toml")] if other else []
-        await start("taskserver", ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
+        await start(TASKSERVER, ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
 
     def _state(self) -> Path:
@@ -157,7 +158,7 @@ class Play:
         async with client, anyio.create_task_group() as tasks:
             tasks.start_soon(client.serve, name="client")
             for child in self.interrupt.children:
-                tasks.start_soon(partial(_tell_death, child, client), name=f"watch {child.name}")
+                tasks.start_soon(self._watch, child, client, name=f"watch {child.name}")
             try:
                 await client.joined(JOIN, address)
                 exit = await self._train(client, spool)
@@ -173,6 +174,14 @@ class Play:
             raise failure
         return exit
 
+    async def _watch(self, child: Child, client: Client) -> None:
+        """What the end of a child means: a task server is started again, without the coordinator there is no run."""
+        if child.name == TASKSERVER:
+            children, note = self.interrupt.children, self.progress.note
+            await keep_running(child, children, self.clock, note, client.abandon)
+        else:
+            client.abandon(await child.died())
+
     async def _train(self, client: Client, spool: Path) -> Exit:
         request, config = self.request, self.request.config
         run = run_id(request.directory.path)
@@ -185,7 +194,7 @@ class Play:
         played = production(run, request.scenario, config, cast, template, admitted.model.context)
         agents = tuple(Agent(role, make_learner(role)) for role in cast)
         bulk = BulkClient(partial(self.transport.connect, limits=BULK_LIMITS), machine=self.machine)
-        bundles = HostBundles(admitted, BundleStore(spool, machine=self.machine), bulk)
+        bundles = HostBundles(lambda: client.admitted or admitted, BundleStore(spool, machine=self.machine), bulk)
         training = Training(client, spec, config, played, agents, bundles, request.directory, self.progress, self.clock)
         self.interrupt.training = training
         if self.drained:
@@ -259,10 +268,6 @@ def run_id(directory: Path) -> RunId:
     an earlier run has committed is not its own)."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", directory.resolve().name).strip(".-")[:60]
     return RunId(f"{plain or 'run'}-{os.getpid()}-{token_hex(3)}")
-
-
-async def _tell_death(child: Child, client: Client) -> None:
-    client.abandon(await child.died())
 
 
 def make_learner(role: Role) -> Learner:

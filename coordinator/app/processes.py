@@ -11,9 +11,9 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import structlog
 
 from coordinator.app.access import Access, Keys, check_listen, check_loopback, follow_file
 from coordinator.app.arrays import Arrays
+from coordinator.app.config import ConfigError
 from coordinator.app.daemon import DRAIN, Daemon
 from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder, open_journal
@@ -36,7 +37,7 @@ from tinker.protocol.values import LoraSpec, ModelCard, PeerName, Role, RunId
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkServer, BundleStore, machine_id
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.transport import Listener, ZmqTransport
-from tinker.server.taskserver import DEFAULT_POOLS, TaskServer
+from tinker.server.taskserver import DEFAULT_POOLS, Pool, TaskServer
 from tinker.tokens import Tokenizer, check_model_dir
 
 PARENT_POLL = 0.5  # seconds between looks whether our parent still lives
@@ -76,6 +77,7 @@ class TaskServerSettings:
     replies: tuple[str, ...] = ("yes", "no")
     spool: Path | None = None
     state: Path | None = None
+    pools: tuple[Pool, ...] = DEFAULT_POOLS
     parent: int = 0
     grace: float = DRAIN
     keys: Keys = Keys()
@@ -224,7 +226,7 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _St
             BulkClient(partial(transport.connect, limits=BULK_LIMITS)),
             MonotonicClock(),
             os.getpid(),
-            DEFAULT_POOLS,
+            settings.pools,
             on_joined=_once(lambda: _ready(settings.coordinator)),
             grace=settings.grace,
             commits=DiskCommits(settings.state) if settings.state else MemoryCommits(),
@@ -245,6 +247,22 @@ async def _serving(server: TaskServer, keys: Keys, data: Listener) -> None:
             tasks.start_soon(follow_file, keys.authorized, MonotonicClock(), data, name="authorized keys")
         await server.serve()
         tasks.cancel_scope.cancel()
+
+
+def pools_named(words: Sequence[str]) -> tuple[Pool, ...]:
+    """Pools from words like `rollout:64` or `update`; none: the default ones. ConfigError names what is wrong."""
+    known = {str(pool.kind): pool for pool in DEFAULT_POOLS}
+    chosen: dict[str, Pool] = {}
+    for word in words:
+        kind, _, capacity = word.partition(":")
+        if kind not in known or kind in chosen:
+            raise ConfigError(
+                f"--pool {word!r}: expected {', '.join(known)}, each once, with a capacity if you like: rollout:64"
+            )
+        if capacity and not (capacity.isdecimal() and int(capacity)):
+            raise ConfigError(f"--pool {word!r}: the capacity is how many requests a worker serves at once, at least 1")
+        chosen[kind] = replace(known[kind], capacity=int(capacity)) if capacity else known[kind]
+    return tuple(chosen.values()) or DEFAULT_POOLS
 
 
 def make_engine(settings: TaskServerSettings, tokenizer: Tokenizer, spool: Path) -> Engine:

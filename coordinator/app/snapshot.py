@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from coordinator.core.coordinator import REJOIN, Coordinator
 from coordinator.core.roster import Peer
 from coordinator.core.rounds import EPISODES
-from coordinator.core.run import Run
+from coordinator.core.run import NOBODY, Run
 from coordinator.core.tables import Table
 from coordinator.core.updates import unfinished
 from tinker.protocol.to_coordinator import Hello
@@ -261,6 +261,8 @@ def _why_agent(core: Coordinator, run: Run, agent: AgentName, now: float) -> str
     if busy:
         operation, worker = busy[0]
         of = f" for its update of round {late}" if late else ""
+        if worker == NOBODY:
+            return f"{type(operation).__name__}{of} waits for an update worker: {run.why}"
         return f"{type(operation).__name__} is running at {worker}{of}"
     if late:
         return f"its update of round {late} has not ended; {_host(core, run, now)}"

@@ -229,6 +229,12 @@ def taskserver(
     spool: Annotated[
         Path | None, typer.Option(help="Where adapters and batches lie (default: a temporary directory).")
     ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND[:CAPACITY]", help="Offer only these pools (repeatable; default rollout:256, forward, update)."
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Commit what policies have learned here; started again with it, runs go on."),
@@ -247,7 +253,7 @@ def taskserver(
     from coordinator.app.access import given_keys
     from coordinator.app.logs import log_to_stderr
     from coordinator.app.models import model_directory
-    from coordinator.app.processes import TaskServerSettings, run_taskserver
+    from coordinator.app.processes import TaskServerSettings, pools_named, run_taskserver
 
     log_to_stderr(log_format)
     try:
@@ -255,6 +261,7 @@ def taskserver(
             raise ConfigError(f"--engine is {engine!r}; choose torch or scripted")
         rollout = rollout_of(read_toml(config) if config else {}, engine)
         directory = model_directory(model)
+        pools = pools_named(pool or [])
         keys = given_keys(key, server_key, authorized, os.environ)
     except (ConfigError, KeyFileError) as error:
         _refuse(error)
@@ -270,6 +277,7 @@ def taskserver(
         replies=tuple(reply or ("yes", "no")),
         spool=spool,
         state=state,
+        pools=pools,
         parent=parent,
         grace=grace,
         keys=keys,

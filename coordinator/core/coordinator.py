@@ -7,7 +7,7 @@ clock, no randomness: the same sequence of `join`, `step`, `lose` and `tick` cal
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from coordinator.core import roster as members
@@ -16,7 +16,7 @@ from coordinator.core import updates as upd
 from coordinator.core.deadlines import rule_of, shut
 from coordinator.core.roster import CALLS, OF_WORKER, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
-from coordinator.core.run import Run, Sends
+from coordinator.core.run import Found, Run, Sends
 from coordinator.core.turns import Turns
 from coordinator.core.versions import Versions, WrongWeights
 from tinker.protocol import to_coordinator as said
@@ -91,7 +91,7 @@ class Coordinator:
                 for each in self.roster.workers((hello.name,), PoolKind.ROLLOUT):
                     sends += run.join(each.name, hello.name, hello.holding)
                 sends += run.ask_again(hello.name) + run.settle(now)
-                sends += self.turns.ask_again(run, hello.name, now) + self.turns.route(run, now)
+                sends += self.turns.ask_again(run, hello.name, now) + self._staff(run, now)
         over = {held.run for held in hello.holding} - set(self.runs)
         sends += [(hello.name, Release(run_id)) for run_id in sorted(over)]
         for waiting in tuple(self.queue):
@@ -357,6 +357,8 @@ class Coordinator:
 
     def _worker_lost(self, worker: WorkerName, reason: str, now: float) -> Sends:
         sends = self._out_of_service(worker, reason, now)
+        for run in self.runs.values():  # whoever has its name next is another one
+            run.spurned -= {worker}
         self.roster = members.drop_worker(self.roster, worker)
         self.turns.cut -= {worker}
         return sends
@@ -368,7 +370,7 @@ class Coordinator:
             return self._out_of_service(message.worker, str(error), now, only=message.run)
 
     def _out_of_service(self, worker: WorkerName, reason: str, now: float, only: RunId | None = None) -> Sends:
-        """The worker serves nobody any more (or only not this run). Its requests go to others; without its updater a run ends."""
+        """The worker serves nobody any more (or only not this run). Its requests and operations go to others."""
         sends: Sends = []
         for run_id, run in tuple(self.runs.items()):
             if worker not in run.owners or (only is not None and run_id != only):
@@ -377,20 +379,51 @@ class Coordinator:
             cancels = self.turns.withdraw(run, worker)
             sends += cancels if only is not None else []  # a lost worker has nothing to cancel
             sends += run.lose(worker, now)
-            if worker == run.updater:
-                lost = f"its update worker {worker} was lost: {reason}"
-                sends += self._stop(
-                    run_id, f"{lost}. Published versions are kept; mend the task server and submit a new run"
-                )
-            elif not run.versions.workers:
-                sends += self._stop(
-                    run_id,
-                    f"its last rollout worker {worker} was lost: {reason}. Start a task server and submit a new run",
-                )
-            else:
-                sends += self.turns.route(run, now)
+            sends += self._staff(run, now, worker, reason)
         if only is None:
             self.turns.in_flight.pop(worker, None)
+        return sends
+
+    def _staff(self, run: Run, now: float, lost: WorkerName | None = None, reason: str = "") -> Sends:
+        """Living workers take the places of those that the run has lost, and what those had is given to them. A run that lacks a worker
+        waits for one as long as it may, or stops. `lost`: the worker that has just gone, and why."""
+        servers = members.task_servers(self.roster, run.model)
+        free: list[Found] = []
+        for kind in (PoolKind.UPDATE, PoolKind.FORWARD):
+            names = (each.name for each in self.roster.workers(servers, kind))
+            living = [name for name in names if name != lost and name not in run.spurned | self.turns.cut]
+            free.append((living[0], self.roster.owners[living[0]]) if living else None)
+        before = run.updater
+        sends = run.staff(*free)
+        if before is None and run.updater is not None:
+            server = self.roster.peers[run.owners[run.updater]].hello
+            run.admitted = replace(run.admitted, data=server.data, machine=server.machine)
+            sends.insert(0, (run.host, run.admitted))
+        lacks, was = run.lacks, run.lacking
+        if lost is not None and lacks:
+            run.why = f"its last {lacks} {lost} was lost: {reason}"
+        run.lacking = None if not lacks else now if was is None else was
+        if lacks and not run.spec.worker_deadline:
+            return sends + self._lacks(run, now)
+        return sends + self.turns.route(run, now)
+
+    def _lacks(self, run: Run, now: float) -> Sends:
+        """Stop a run that lacks a worker, once it has waited as long as it may."""
+        if run.lacking is None or run.rounds.finished or now - run.lacking < run.spec.worker_deadline:
+            return []
+        waited = f", and no other has come in {now - run.lacking:.0f} s" if run.spec.worker_deadline else ""
+        remedy = "Published versions are kept; start a task server and submit a new run, or resume this one"
+        return self._stop(run.spec.run, f"{run.why}{waited}. {remedy}")
+
+    def _late_operations(self, run: Run, now: float) -> Sends:
+        """Give up the workers that have not done what they were asked by its deadline."""
+        sends: Sends = []
+        for worker, asked in sorted(run.overdue(now).items()):
+            self.counts["operations past their deadline"] += 1
+            run.spurned |= {worker}
+            what = f"{type(asked.operation).__name__} of {asked.agent}"
+            why = f"{what} was not done in {run.spec.operation_deadline:g} s (operation_deadline)"
+            sends += self._out_of_service(worker, why, now, only=run.spec.run)
         return sends
 
     def tick(self, now: float) -> Sends:
@@ -398,6 +431,10 @@ class Coordinator:
         sends = self.turns.expire(self.runs, now)
         for run in tuple(self.runs.values()):
             sends += self._overdue(run, now)
+        for run in tuple(self.runs.values()):
+            sends += self._late_operations(run, now)
+        for run in tuple(self.runs.values()):
+            sends += self._lacks(run, now)
         for run in self.runs.values():
             if now - run.noticed >= NOTICE and not run.rounds.finished:
                 sends += _notice(run, now)
@@ -469,7 +506,8 @@ def _notice(run: Run, now: float) -> Sends:
     """Tell the host who its barrier waits for."""
     run.noticed = now
     here = tuple(name for name, _ in run.rounds.barrier.arrived)
-    return [(run.host, Missing(run.spec.run, *run.rounds.at, here, run.missing))]
+    gone = (f"any {run.lacks} ({run.why})",) if run.lacks else ()
+    return [(run.host, Missing(run.spec.run, *run.rounds.at, here, (*run.missing, *gone)))]
 
 
 def _no_run(peer: PeerName, run_id: RunId) -> str:

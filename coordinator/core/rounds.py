@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
+from math import inf
 
 from coordinator.core import barrier as barriers
 from coordinator.core import order as orders
@@ -104,7 +105,7 @@ def phases(spec: RunSpec, round: int) -> tuple[Phase, ...]:
 def begin(spec: RunSpec) -> Rounds:
     """A run before its first barrier. ValueError if the specification makes no sense."""
     _check(spec)
-    first = 0 if phases(spec, 0) else 1
+    first = spec.done + 1 if spec.done else 0 if phases(spec, 0) else 1
     agents = {agent.name: agent for agent in spec.agents}
     players = {agent.policy: agent.name for agent in spec.agents}
     return Rounds(
@@ -331,6 +332,11 @@ def _check(spec: RunSpec) -> None:
     for what in ("rounds", "groups", "group_size", "capacity"):
         if getattr(spec, what) < 1:
             raise ValueError(f"{what} is {getattr(spec, what)}; it must be at least 1")
+    if not 0 <= spec.done < spec.rounds:
+        raise ValueError(f"{spec.done} of {spec.rounds} rounds have been played: there is none to go on with")
+    for what in ("worker_deadline", "operation_deadline"):
+        if not 0 <= getattr(spec, what) < inf:
+            raise ValueError(f"{what} is {getattr(spec, what)}; it must be a finite number of seconds, 0 for none")
     ordered = [agent for group in spec.update_order for agent in group]
     if len(set(ordered)) != len(ordered) or not set(ordered) <= set(names):
         raise ValueError(f"update_order names {ordered}; it may name each of {names} once")

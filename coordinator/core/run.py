@@ -8,6 +8,7 @@ Invariants (checked by `violations`): those of the parts, and
 - P1 an operation has one outcome (I7); its worker is asked again whenever its host asks again, and does it once;
 - P2 weights move only while the update gate admits their agent, and an agent leaves the gate only when nothing moves them any more; when
   an agent is left out, what moves its weights is fenced: it has failed, whatever its worker says later, and nothing is published;
+- P4 an operation that is at no worker waits for one that the run lacks;
 - P3 an agent whose update was fenced moves its weights again only after they were those of its published version (`Rewind`).
 """
 
@@ -69,6 +70,9 @@ from tinker.protocol.values import (
 )
 
 STORED = 256  # finished operations whose result is kept for a repeated request
+NOBODY = WorkerName("")  # has an operation that waits for a worker
+
+Found = tuple[WorkerName, PeerName] | None  # a worker, and whose it is
 
 
 @dataclass(slots=True)
@@ -77,14 +81,16 @@ class Run:
 
     `owners`: which task server each of its workers belongs to. `admitted`: what the
     host was told. `noticed`: when it was last told (or could see) who the barrier waits for. `since`: when the run
-    began to gather at this barrier. `fenced`: agents whose weights may be those of an update they were left out of."""
+    began to gather at this barrier. `fenced`: agents whose weights may be those of an update they were left out of.
+    `lacking`: since when it `lacks` a worker, and `why`. `spurned`: workers that it gave up although they live. `given`: when an operation
+    was first seen at its worker."""
 
     spec: RunSpec
     host: PeerName
     rounds: Rounds
     versions: Versions
     owners: dict[WorkerName, PeerName]
-    updater: WorkerName
+    updater: WorkerName | None
     scorer: WorkerName | None
     admitted: Admitted
     pending: dict[OpId, tuple[Operate, WorkerName]] = field(default_factory=dict)
@@ -93,10 +99,21 @@ class Run:
     noticed: float = 0.0
     since: float = 0.0
     updates: Updates = Updates(RunId(""))
+    spurned: frozenset[WorkerName] = frozenset()
+    lacking: float | None = None
+    why: str = ""
+    given: dict[OpId, float] = field(default_factory=dict)
     dealing: Dealing = field(init=False)
 
     def __post_init__(self) -> None:
         self.dealing = Dealing(self.spec.run, self.host, {self.host: Hand(self.spec.capacity)})
+
+    @property
+    def lacks(self) -> str:
+        """Which kind of worker it has none of and cannot go on without ("": none)."""
+        if self.updater is None:
+            return "update worker"
+        return "" if self.versions.workers else "rollout worker"
 
     @property
     def model(self) -> str:
@@ -242,11 +259,11 @@ class Run:
         if refusal:
             return self._outcome(message.op, OperationFailed(self.spec.run, message.op, refusal))
         worker = self.scorer if isinstance(message.operation, Score) else self.updater
-        if worker is None:
+        if worker is None and isinstance(message.operation, Score):
             return self._outcome(
                 message.op, OperationFailed(self.spec.run, message.op, "no forward worker serves this run")
             )
-        self.pending[message.op] = (message, worker)
+        self.pending[message.op] = (message, worker or NOBODY)
         return self._work(message.op)
 
     def _work(self, op: OpId) -> Sends:
@@ -291,16 +308,43 @@ class Run:
         return [*((self.host, each) for each in ended), *moved, *(self._retired() if ended else [])]
 
     def lose(self, worker: WorkerName, now: float) -> Sends:
-        """A worker is out of service. What it was asked to do has failed; a rollout worker is waited for no longer."""
+        """A worker is out of service (call `staff` afterwards). What it was asked to do is nowhere; a rollout worker is waited for no
+        longer."""
         self.versions = ver.leave(self.versions, worker)
-        sends: Sends = []
-        for op, (_, holder) in tuple(self.pending.items()):
+        for op, (asked, holder) in self.pending.items():
             if holder == worker:
-                sends += self._outcome(op, OperationFailed(self.spec.run, op, f"worker {worker} was lost"))
-        if self.scorer == worker:
-            self.scorer = None
+                self.pending[op] = (asked, NOBODY)
+                self.given.pop(op, None)
+        self.scorer = None if self.scorer == worker else self.scorer
+        self.updater = None if self.updater == worker else self.updater
         self.owners.pop(worker, None)
-        return sends + self.settle(now)
+        return self.settle(now)
+
+    def staff(self, update: Found, forward: Found) -> Sends:
+        """Fill the places of workers that are gone with these, if any, and give them what is nowhere. Scores that nobody can do fail."""
+        if self.updater is None and update is not None:
+            self.updater = update[0]
+            self.owners[update[0]] = update[1]
+        if self.scorer is None and forward is not None:
+            self.scorer = forward[0]
+            self.owners[forward[0]] = forward[1]
+        sends: Sends = []
+        for op, (asked, holder) in tuple(self.pending.items()):
+            worker = self.scorer if isinstance(asked.operation, Score) else self.updater
+            if holder == NOBODY and worker is not None:
+                self.pending[op] = (asked, worker)
+                sends += self._work(op)
+            elif holder == NOBODY and isinstance(asked.operation, Score):
+                sends += self._outcome(op, OperationFailed(self.spec.run, op, "its forward worker was lost"))
+        return sends
+
+    def overdue(self, now: float) -> dict[WorkerName, Operate]:
+        """Workers that have not done an operation by its deadline, with the first such operation of each."""
+        found: dict[WorkerName, Operate] = {}
+        for op, (asked, worker) in self.pending.items() if self.spec.operation_deadline else ():
+            if worker in self.owners and now - self.given.setdefault(op, now) >= self.spec.operation_deadline:
+                found.setdefault(worker, asked)
+        return found
 
     def join(self, worker: WorkerName, owner: PeerName, holding: Iterable[Held] = ()) -> Sends:
         """A rollout worker enters service, or is back: it must load whatever is in use and it does not hold."""
@@ -328,6 +372,8 @@ class Run:
         for host in self.dealing.hosts:
             self.dealing.reach(host, False)
         self.noticed = self.since = now
+        self.given = {}
+        self.lacking = None if self.lacking is None else now
 
     def _load(self, version: PolicyVersion) -> Sends:
         """Ask the workers that do not serve it yet once more."""
@@ -376,6 +422,7 @@ class Run:
 
     def _outcome(self, op: OpId, outcome: OperationDone | OperationFailed) -> Sends:
         self.pending.pop(op, None)
+        self.given.pop(op, None)
         self.outcomes[op] = outcome
         while len(self.outcomes) > STORED:
             del self.outcomes[next(iter(self.outcomes))]
@@ -405,7 +452,7 @@ class Run:
 
     def _discarded(self, first: EpisodeId) -> Sends:
         """This episode's phase begins: what further hosts left on the data plane in the one before is in the learner host's hands."""
-        dealing, server = self.dealing, self.owners.get(self.updater)
+        dealing, server = self.dealing, self.owners.get(self.updater or NOBODY)
         if not dealing.bundles or server is None or (first.round, first.phase) == (dealing.round, dealing.phase):
             return []
         return [(server, Discard(self.spec.run, dealing.round, dealing.phase))]
@@ -419,6 +466,9 @@ class Run:
         found = rnd.violations(self.rounds, self.versions.loaded) + ver.violations(self.versions)
         found += upd.violations(self.updates, self.versions.loaded)
         found += bounds.violations(self.rounds, self.updates, self.versions)
+        scores = [isinstance(asked.operation, Score) for asked, worker in self.pending.values() if worker == NOBODY]
+        if scores and (self.updater is not None or any(scores)):
+            found.append("P4")
         if set(self.pending) & set(self.outcomes):
             found.append("P1")
         moving = {asked.agent for asked, _ in self.pending.values() if _moves(asked)}

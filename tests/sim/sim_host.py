@@ -111,6 +111,7 @@ def run_config(rng: random.Random, number: int, fixed: Mapping[str, object]) -> 
         "max_failed_episodes": 1.0,
         "turn_deadline": rng.choice((4.0, 15.0)),
         "episode_deadline": 60.0,
+        "worker_deadline": 60.0,
         "concurrency": rng.choice((2, 64)),
         "engine": "scripted",
         "learning": {"max_tokens": 4, "every": rng.choice((1, 1, 1, 2))},

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,12 +107,12 @@ class Program:
         """Living processes that it started, also when it is gone itself."""
         return [each for each in psutil.process_iter() if self._is_child(each)]
 
-    def child(self, name: str) -> psutil.Process:
-        """The daemon of this name, when it is there."""
+    def child(self, name: str, but: Collection[int] = ()) -> psutil.Process:
+        """The daemon of this name, when it is there; not one of these process ids."""
         found: list[psutil.Process] = []
 
         def there() -> bool:
-            found[:] = [each for each in self.children() if name in each.cmdline()]
+            found[:] = [each for each in self.children() if name in each.cmdline() and each.pid not in but]
             return bool(found) or self.over
 
         wait_until(there, self.story)

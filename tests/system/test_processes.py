@@ -93,18 +93,38 @@ def test_a_second_interrupt_ends_at_once(here: Machine) -> None:
     here.assert_clean(program)
 
 
-@pytest.mark.parametrize("name", ["coordinator", "taskserver"])
-def test_a_killed_daemon_ends_the_run_and_is_named(here: Machine, name: str) -> None:
+def test_a_killed_coordinator_ends_the_run_and_is_named(here: Machine) -> None:
     """Case B1."""
     program = here.run()
-    program.child(name).kill()
+    program.child("coordinator").kill()
     assert program.wait(10.0) == 3, program.story()
     assert here.exit()["reason"] == "process died"
     for told in (here.exit()["detail"], program.err.read_text()):
-        assert f"the {name} process was ended by signal 9 (SIGKILL); the end of its log" in told
+        assert "the coordinator process was ended by signal 9 (SIGKILL); the end of its log" in told
         assert "Traceback" not in told
-    assert name == "taskserver" or "event=" in here.exit()["detail"]
+    assert "event=" in here.exit()["detail"]
     assert here.rows()
+    here.assert_clean(program)
+
+
+def test_a_killed_task_server_is_started_again_and_the_run_goes_on(here: Machine) -> None:
+    """Until it is killed too often: then that is what the run says."""
+    program = here.run()
+    killed = set[int]()
+    for _ in range(3):
+        child = program.child("taskserver", but=killed)
+        before = len(here.rows())
+        child.kill()
+        killed.add(child.pid)
+        wait_until(lambda before=before: len(here.rows()) > before or program.over, program.story)  # type: ignore[misc]
+        assert not program.over, program.story()
+    assert "the taskserver process was ended by signal 9 (SIGKILL); it is started again" in program.out.read_text()
+    numbers = [row["round"] for row in here.rows()]
+    assert numbers == sorted(numbers) and all("count/refused_updates" not in row for row in here.rows())
+    program.child("taskserver", but=killed).kill()
+    assert program.wait() == 3, program.story()
+    for told in (here.exit()["detail"], program.err.read_text()):
+        assert "was ended by signal 9 (SIGKILL) (it had been started again 3 times); the end of its log" in told
     here.assert_clean(program)
 
 

@@ -94,7 +94,8 @@ class Client:
     """Use: enter it, run `serve` in a task group inside, await `joined`, then the rest. Calls may run concurrently.
 
     `on_event` is told what concerns nobody in particular: Queued (when it changes), Missing, CoordinatorLoad, Draining, Settled. A client
-    is the learner host's (`submit`) or a further host's (`enlist`). `deliveries`: what further hosts have played.
+    is the learner host's (`submit`) or a further host's (`enlist`). `deliveries`: what further hosts have played. `admitted`: what we were
+    told last of our run; it is told again when another task server updates it from now on.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Client:
     ) -> None:
         self.lease = 15.0
         self.epoch = 0
+        self.admitted: Admitted | None = None
         self._patience = patience
         self._connection = connection
         self._hello = hello
@@ -401,6 +403,7 @@ class Client:
             case Settled():
                 self._settled(message)
             case Admitted() | Enlisted():
+                self.admitted = message if isinstance(message, Admitted) else self.admitted
                 put(type(message), message)
             case RunStopped() if self._run in ("", message.run):
                 self._break(RunOver(message.reason, message.finished))

@@ -42,6 +42,7 @@ from tinker.protocol.to_coordinator import WorkerDone, WorkerFailed
 from tinker.protocol.to_taskserver import Release, Work
 from tinker.protocol.values import BlobRef, Metric, OpId, PolicyName, PolicyVersion, RunId, pack_floats
 from tinker.runtime.actor import Actor
+from tinker.runtime.bundles import BulkError
 
 STORED = 256
 log = structlog.get_logger("taskserver")
@@ -192,7 +193,10 @@ class OperationWorker(Actor[Work | Release, None]):
         raise EngineError(f"an update worker does not do {type(operation).__name__}")
 
     async def _gradient(self, work: Work, held: Held, operation: ForwardBackward) -> Measured:
-        rows = await self._rows(operation.batch)
+        try:
+            rows = await self._rows(operation.batch)
+        except BulkError as error:  # it lay at a task server that is gone
+            raise NotHere(f"the batch did not come: {error}", Lost.GRADIENT) from error
         try:
             measured = self._measured(await self._engine.forward_backward(work.policy, rows, operation.loss))
         except Exception:  # what had accumulated may be gone, or half of this added to it

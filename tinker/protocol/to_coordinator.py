@@ -132,9 +132,11 @@ class RunSpec:
     `groups` x `group_size` episodes make a round's rollout; `evaluations` episodes make an evaluate phase, which follows
     every `evaluate_every`-th round (0: never) and the last one, and precedes round 1 as the only phase of round 0.
     `update_order`: groups of agents that update together, one group after the other; () means all together.
-    `barriers`: those that have a deadline, each once; the others wait as long as it takes.
     `capacity`: episodes that the learner host plays at once. `terms`: what further hosts must agree to; `setup`: what they need to
     play, which the coordinator hands on unread.
+    `barriers`: those that have a deadline, each once; the others wait as long as it takes. `worker_deadline`: seconds that the run waits
+    for another worker when its last one of a kind is gone (0: it stops at once). `operation_deadline`: seconds after which a worker that
+    has not done an operation is given up (0: never). `done`: rounds that were played before, by a run that this one goes on with.
     """
 
     run: RunId
@@ -152,6 +154,9 @@ class RunSpec:
     capacity: int = 256
     terms: tuple[Term, ...] = ()
     setup: bytes = b""
+    worker_deadline: float = 0.0
+    operation_deadline: float = 0.0
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True)

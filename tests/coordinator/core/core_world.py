@@ -276,6 +276,8 @@ class World:
             spec = self.lagging_spec(spec)
         if self.rng.random() < 0.5:
             spec = replace(spec, barriers=self.rules(spec))
+        patience, limit = self.rng.choice((0.0, 20.0, 300.0)), self.rng.choice((0.0, 0.0, 7.0))
+        spec = replace(spec, worker_deadline=patience, operation_deadline=limit)
         self.hosts[name] = LaggingHost(spec, self.rng) if self.lagging else Host(spec, self.rng)
         self.to_core[name], self.to_peer[name] = [said.Submit(spec)], []
         self.after(self.core.join(host_hello(name), self.now))
