@@ -97,7 +97,7 @@ def test_a_killed_coordinator_ends_the_run_and_is_named(here: Machine) -> None:
     """Case B1."""
     program = here.run()
     program.child("coordinator").kill()
-    assert program.wait(10.0) == 3, program.story()
+    assert program.wait() == 3, program.story()
     assert here.exit()["reason"] == "process died"
     for told in (here.exit()["detail"], program.err.read_text()):
         assert "the coordinator process was ended by signal 9 (SIGKILL); the end of its log" in told
