@@ -80,11 +80,13 @@ from tinker.protocol.values import (
     pack_ids,
 )
 from tinker.runtime.actor import Actor, ActorSystem
+from tinker.runtime.bulk import machine_id
 from tinker.runtime.clock import MonotonicClock
 from tinker.runtime.codec import decode, encode
 from tinker.runtime.transport import Arrival, ZmqTransport
 
 TABLES, PROMPT, ANSWER = 64, 200, 50
+MACHINE = machine_id()  # so that the coordinator sees the end of our processes
 SEATS = (SeatName("first"), SeatName("second"))
 IDS, LOGPROBS = pack_ids(range(ANSWER)), pack_floats([-1.5] * ANSWER)
 SAMPLING = Sampling(ANSWER, 1.0, 4711)
@@ -169,7 +171,7 @@ async def taskserver(address: str) -> None:
         WorkerOffer(WorkerName(f"server/{kind}"), kind, "none", 1) for kind in (PoolKind.ROLLOUT, PoolKind.UPDATE)
     )
     card = ModelCard("none", "digest", "tokenizer", 1000, 4096, (0,))
-    hello = Hello(Role.TASKSERVER, PeerName("server"), "here", os.getpid(), workers, card, "data", b"tokenizer")
+    hello = Hello(Role.TASKSERVER, PeerName("server"), MACHINE, os.getpid(), workers, card, "data", b"tokenizer")
     connection.send(encode(hello))
     ready = False
     holding: dict[tuple[RunId, WorkerName, PolicyVersion], Held] = {}
@@ -214,7 +216,7 @@ def run_spec(run: str, agents: int, episodes: int) -> RunSpec:
 @asynccontextmanager
 async def joined(address: str, spec: RunSpec) -> AsyncIterator[Client]:
     """A host whose run is admitted and whose agents are attached."""
-    hello = Hello(Role.HOST, PeerName(f"host of {spec.run}"), "here", os.getpid())
+    hello = Hello(Role.HOST, PeerName(f"host of {spec.run}"), MACHINE, os.getpid())
     async with (
         Client(ZmqTransport().connect(address), hello, MonotonicClock()) as client,
         anyio.create_task_group() as tg,
@@ -318,7 +320,7 @@ class Many:
                 pass
 
     def join(self) -> None:
-        self.all(lambda spec: Hello(Role.HOST, PeerName(f"host {spec.run}"), "here", os.getpid()), Welcome)
+        self.all(lambda spec: Hello(Role.HOST, PeerName(f"host {spec.run}"), MACHINE, os.getpid()), Welcome)
         self.all(Submit, Admitted)
         self.all(lambda spec: attach(spec, spec.agents[0]), OperationDone)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from coordinator.core import bounds
 from coordinator.core import dealing as deals
@@ -27,6 +28,7 @@ from coordinator.core.dealing import Sends as Sends
 from coordinator.core.rounds import ArrivalRefused, Begin, Effect, Rounds
 from coordinator.core.updates import GateRefused, Updates
 from coordinator.core.versions import Versions
+from tinker.protocol.making import maker
 from tinker.protocol.operations import (
     Attach,
     LoadState,
@@ -448,7 +450,8 @@ class Run:
 
     def _bound(self) -> tuple[PolicyVersion, ...]:
         """What each policy plays with in this phase."""
-        return tuple(PolicyVersion(each.policy, self.rounds.versions.get(each.name, 0)) for each in self.spec.agents)
+        rounds = self.rounds
+        return tuple(map(maker(PolicyVersion), rounds.players, map(rounds.versions.get, rounds.agents, repeat(0))))
 
     def _discarded(self, first: EpisodeId) -> Sends:
         """This episode's phase begins: what further hosts left on the data plane in the one before is in the learner host's hands."""
@@ -458,6 +461,8 @@ class Run:
         return [(server, Discard(self.spec.run, dealing.round, dealing.phase))]
 
     def _retired(self) -> Sends:
+        if len(self.versions.served) <= len(self.versions.current):
+            return []  # there is one version of each policy
         self.versions, old = ver.retire(self.versions, bounds.oldest(self.rounds, self.updates, self.versions))
         workers = sorted(self.versions.workers)
         return [(self.owners[w], Unload(self.spec.run, w, version)) for version in old for w in workers]

@@ -84,8 +84,6 @@ def acknowledge(versions: Versions, version: PolicyVersion, worker: WorkerName, 
 
 def recent(versions: Versions) -> dict[PolicyName, int]:
     """The oldest of the `KEPT` newest versions of each policy."""
-    if len(versions.served) <= len(versions.current):
-        return dict(versions.current)  # there is one of each
     numbers: dict[PolicyName, list[int]] = {}
     for version in versions.served:
         numbers.setdefault(version.policy, []).append(version.version)
