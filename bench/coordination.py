@@ -158,11 +158,12 @@ def turn(report: Report) -> None:
             "floor": open_one(system("bare_daemon")),
         }
         hosts = {name: open_one(child("turns", address=hub.ready)) for name, hub in hubs.items()}
-        relay = open_one(child("raw_relay"))
-        open_one(child("raw_server", address=relay.ready))
-        raw = open_one(child("raw_turns", address=relay.ready))
         sides = {name: block(hub, hosts[name], count) for name, hub in hubs.items()}
-        taken = interleaved(report.repeats, {**sides, "raw": block(relay, raw, count)})
+        for name in ("raw", "codec"):
+            relay = open_one(child("raw_relay", codec=name == "codec"))
+            open_one(child("raw_server", address=relay.ready))
+            sides[name] = block(relay, open_one(child("raw_turns", address=relay.ready)), count)
+        taken = interleaved(report.repeats, sides)
     cpu = {name: median(each.cpu for each in samples) / count / TABLES * 1e6 for name, samples in taken.items()}
     times = {n: median(a.cpu / b.cpu for a, b in zip(taken[n], taken["raw"], strict=True)) for n in taken}
     rate = median(count * TABLES / each.seconds for each in taken["ours"])
@@ -170,7 +171,9 @@ def turn(report: Report) -> None:
     report.add(what, f"{cpu['ours']:.0f} us ({rate:.0f} turns/s)", "at most 300 us", cpu["ours"] <= 300)
     against = "the same against a raw relay of the same frames"
     report.add(against, f"{times['ours']:.1f} x (raw {cpu['raw']:.0f} us)", "4 x", times["ours"] <= 4)
-    floor = "the floor of that: our transport and codec alone, without gate, versions, routing and fences"
+    codec = "of that: the blocking relay if it decodes and encodes each message, and does nothing else"
+    report.add(codec, f"{times['codec']:.1f} x ({cpu['codec']:.0f} us)")
+    floor = "of that: our event loop, transport and codec, without gate, versions, routing and fences"
     report.add(floor, f"{times['floor']:.1f} x ({cpu['floor']:.0f} us)")
     report.add("the same turn with a journal", f"{times['journal']:.1f} x ({cpu['journal']:.0f} us)")
 

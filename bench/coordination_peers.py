@@ -406,11 +406,14 @@ def dealer(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     return socket
 
 
-def raw_relay() -> None:
-    """One frame of the host becomes two for the server, two of the server become one for the host."""
+def raw_relay(codec: bool = False) -> None:
+    """One frame of the host becomes two for the server, two of the server become one for the host. `codec`: it also decodes a message
+    for each frame that comes, and encodes one for each that goes, of the right kind and size, and looks at nothing."""
     sizes = frame_sizes()
     to_server, to_host = bytes(sizes["Generate"]), bytes(sizes["TurnClosed"])
     socket = router()
+    if codec:
+        relay_messages(socket)
     host = server = b""
     while not (host and server):
         who, what = socket.recv(), socket.recv()
@@ -430,20 +433,45 @@ def raw_relay() -> None:
             socket.send(to_host)
 
 
-def frame_sizes() -> dict[str, int]:
-    """Bytes of the four messages of one turn."""
+def relay_messages(socket: zmq.Socket[bytes]) -> None:
+    """`raw_relay` with the codec."""
+    asked, generate, generated, closed = messages_of_a_turn()
+    opened, answered = encode(asked), encode(generated)
+    host, done = b"", 0
+    server = b""
+    while not (host and server):
+        who, what = socket.recv(), socket.recv()
+        host, server = (who, server) if what == b"host" else (host, who)
+    while True:
+        who = socket.recv()
+        socket.recv()
+        if who == host:
+            decode(opened, ToCoordinator)
+            for _ in SEATS:
+                socket.send(server, zmq.SNDMORE)
+                socket.send(encode(generate))
+            continue
+        decode(answered, ToCoordinator)
+        done += 1
+        if done % len(SEATS) == 0:
+            socket.send(host, zmq.SNDMORE)
+            socket.send(encode(closed))
+
+
+def messages_of_a_turn() -> tuple[OpenTurn, Generate, Generated, TurnClosed]:
     spec = run_spec("turns", 2, TABLES)
     asked = open_turn(spec, EpisodeId(1, ROLLOUT, TABLES - 1), 100)
     worker = WorkerName("server/rollout")
     request = asked.requests[0]
     generate = Generate(asked.turn, request.seat, worker, request.policy, request.prompt, request.sampling, 119.999)
     generated = Generated(asked.turn, request.seat, worker, IDS, LOGPROBS, Finish.LENGTH, request.policy)
-    return {
-        "OpenTurn": len(encode(asked)),
-        "Generate": len(encode(generate)),
-        "Generated": len(encode(generated)),
-        "TurnClosed": 2 * len(encode(generated)) - 60,
-    }
+    result = SeatResult(request.seat, worker, IDS, LOGPROBS, Finish.LENGTH, request.policy)
+    return asked, generate, generated, TurnClosed(asked.turn, (result,) * len(SEATS))
+
+
+def frame_sizes() -> dict[str, int]:
+    """Bytes of the four messages of one turn."""
+    return {type(message).__name__: len(encode(message)) for message in messages_of_a_turn()}
 
 
 def raw_server(address: str) -> None:
