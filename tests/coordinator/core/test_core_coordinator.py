@@ -15,6 +15,7 @@ from core_values import (
     agent,
     answer,
     arrival,
+    arrivals,
     blob,
     canonical,
     host_hello,
@@ -312,6 +313,24 @@ class TestRounds:
     def test_an_arrival_with_a_version_that_is_not_current_is_refused_at_once(self, number: int) -> None:
         for desk in (admitted(), playing(run_spec(agent("a"), agent("b"), agent("c")))):
             assert kinds(desk.says(HOST, arrival("a", 1, ROLLOUT, START, number))) == ["Refused"]
+
+    def test_of_all_agents_that_come_together_one_with_another_version_is_refused_and_nobody_has_come(self) -> None:
+        desk = admitted(run_spec(agent("a"), agent("b")))
+        for who in "ab":
+            desk.publish(f"attach {who}", who, Attach(LoraSpec()), 0)
+        together = arrivals("ab", 1, ROLLOUT, START)
+        (refused,) = desk.says(HOST, replace(together, versions=(0, 1)))
+        assert isinstance(refused, Refused) and "b arrives with version 1" in refused.reason
+        assert desk.core.runs[RUN].rounds.barrier.arrived == ()
+        assert kinds(desk.says(HOST, together)) == ["Opened", "Play"]
+
+    def test_of_all_agents_that_come_together_one_whose_version_is_loading_is_held(self) -> None:
+        desk = admitted(run_spec(agent("a"), agent("b")))
+        desk.publish("attach a", "a", Attach(LoraSpec()), 0)
+        desk.publish("attach b", "b", Attach(LoraSpec()), 0, workers=(R0,))
+        assert desk.says(HOST, arrivals("ab", 1, ROLLOUT, START)) == []
+        assert set(desk.core.runs[RUN].rounds.held) == {"b"}
+        assert kinds(desk.says(SERVER, loaded(R1, "b", 0))) == ["Opened", "Play"]
 
     def test_an_old_arrival_is_answered_from_the_store_after_the_version_has_moved(self) -> None:
         desk = updating()
