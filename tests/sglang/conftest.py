@@ -24,7 +24,7 @@ if PYTHON:
     @pytest_asyncio.fixture(scope="session", loop_scope="session")
     async def engine(tmp_path_factory: object) -> AsyncIterator[SglangEngine]:
         """Serves and trains the demo model."""
-        launch = Launch(python=PYTHON, ready=300.0, tokens=16384, restarts=5)
+        launch = Launch(python=PYTHON, ready=900.0, tokens=16384, restarts=5)
         made = SglangEngine(Servers(launch=launch, drain=2.0), TorchEngine(str(DEMO)), model=Path(DEMO))
         up, done = asyncio.Event(), asyncio.Event()
 

@@ -36,7 +36,7 @@ from tinker.protocol.values import BASE, LoraSpec, PolicyName, PolicyVersion
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1000),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 CLOSE = 1e-4  # nats

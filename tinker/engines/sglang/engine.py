@@ -144,7 +144,8 @@ class SglangEngine(TrainedElsewhere):
     async def unload(self, version: PolicyVersion) -> None:
         self._check_open()
         self._serving.unload(version)
-        if self._scored.pop(version, 0) is None:
+        if version in self._scored:
+            del self._scored[version]
             await self._training.unload(version)
 
     async def generate(self, request: GenerateRequest) -> Generation:
