@@ -157,8 +157,10 @@ def _rules(config: RunConfig, overlap: bool) -> tuple[BarrierRule, ...]:
     return tuple(found)
 
 
-def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Role, ...], model: str) -> RunSpec:
-    """What the coordinator is told about the run."""
+def run_spec(
+    run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Role, ...], model: str, done: int = 0
+) -> RunSpec:
+    """What the coordinator is told about the run, of which `done` rounds have been played."""
     order: tuple[tuple[AgentName, ...], ...]
     if config.update_order == "together":
         order = ()
@@ -184,6 +186,7 @@ def run_spec(run: RunId, scenario: Scenario, config: RunConfig, agents: tuple[Ro
         barriers=_rules(config, any(role.learning.lags for role in agents)),
         worker_deadline=config.worker_deadline,
         operation_deadline=config.operation_deadline,
+        done=done,
     )
 
 

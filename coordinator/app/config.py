@@ -146,6 +146,7 @@ class RunConfig(BaseModel):
     rounds: Annotated[int, Field(ge=1)] = 20
     groups: Annotated[int, Field(ge=1)] = 8
     group_size: Annotated[int, Field(ge=1)] = 8
+    checkpoint_every: Annotated[int, Field(ge=0)] = 1
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     update_order: Literal["together", "in_turn"] | tuple[tuple[str, ...], ...] = "together"
     max_failed_episodes: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -156,6 +157,7 @@ class RunConfig(BaseModel):
     concurrency: Annotated[int, Field(ge=1)] = 256
     model: str = "demo"
     engine: Literal["torch", "scripted"] = "torch"
+    deterministic: bool = False
     threads: Annotated[int, Field(ge=0)] = 0
     replies: Annotated[tuple[str, ...], Field(min_length=1)] = ("yes", "no")
     rollout: RolloutConfig = RolloutConfig()

@@ -8,6 +8,7 @@ from functools import partial
 
 from agents.learner import Batch
 from coordinator.app.at_once import at_once
+from coordinator.app.checkpointing import check_held, keep_checkpoint
 from coordinator.app.metrics import Clocked
 from coordinator.app.progress import ARRIVED
 from coordinator.app.training import Played, Training
@@ -30,9 +31,11 @@ class InStep:
 
     async def run(self) -> None:
         """Stopped when the run is to end early."""
-        for round in range(self.training.spec.rounds + 1):
-            for phase in phases(self.training.spec, round):
+        spec = self.training.spec
+        for round in range(spec.done + 1 if spec.done else 0, spec.rounds + 1):
+            for phase in phases(spec, round):
                 await self._phase(round, phase)
+            await keep_checkpoint(self.training, round)
 
     async def _phase(self, round: int, phase: Phase) -> None:
         training = self.training
@@ -91,6 +94,7 @@ class InStep:
                 await training.client.may_update(round, name)
                 measured[name] = await training.updater.learn(agent, batch.rows)
             except OperationError as error:
+                check_held(agent, error)
                 training.progress.note(
                     f"{name} was not updated in round {round} and keeps version {agent.version}: {error}"
                 )

@@ -21,10 +21,11 @@ from secrets import token_hex
 import anyio
 
 from agents.learner import Learner, LearnerOptions
-from coordinator.app import findings
+from coordinator.app import findings, metrics
 from coordinator.app.access import Keys
 from coordinator.app.bundles import HostBundles
 from coordinator.app.cast import Role, check_targets, roles, run_spec
+from coordinator.app.checkpoints import Checkpoint
 from coordinator.app.config import ConfigError, RunConfig
 from coordinator.app.curves import draw
 from coordinator.app.interrupt import DRAIN, Interrupt
@@ -57,7 +58,8 @@ JOIN = 15.0  # seconds a coordinator may take to welcome us
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What was asked for. `coordinator`: "" starts one. `model`: a checked directory ("" with a coordinator: whatever it holds)."""
+    """What was asked for. `coordinator`: "" starts one. `model`: a checked directory ("" with a coordinator: whatever it holds).
+    `checkpoint`: where a run that was played before goes on, `rows`: its metrics so far."""
 
     config: RunConfig
     scenario: Scenario
@@ -65,6 +67,8 @@ class RunRequest:
     coordinator: str = ""
     model: str = ""
     command: str = ""
+    checkpoint: Checkpoint | None = None
+    rows: Sequence[metrics.Row] = ()
 
 
 async def play(request: RunRequest, progress: Progress, keys: Keys = Keys()) -> Exit:  # noqa: B008 (it is frozen)
@@ -137,7 +141,7 @@ class Play:
         address = await start("coordinator", ["coordinator", "--bind", "tcp://127.0.0.1:0", *QUICK])
         arguments = ["--coordinator", address, "--model", self.request.model, "--engine", config.engine]
         arguments += ["--threads", str(config.threads), "--spool", str(spool), *QUICK]
-        arguments += ["--state", str(self._state())]
+        arguments += ["--state", str(self._state()), *(["--deterministic"] if config.deterministic else [])]
         arguments += ["--config", str(self.request.directory.path / "config.toml")] if other else []
         await start(TASKSERVER, ["taskserver", *arguments, *(f"--reply={reply}" for reply in config.replies)])
         return address
@@ -186,7 +190,9 @@ class Play:
         request, config = self.request, self.request.config
         run = run_id(request.directory.path)
         cast = roles(run, request.scenario, config)
-        spec = run_spec(run, request.scenario, config, cast, "" if not request.coordinator else request.model)
+        done = request.checkpoint.manifest.round if request.checkpoint else 0
+        model = "" if not request.coordinator else request.model
+        spec = run_spec(run, request.scenario, config, cast, model, done)
         spec = for_further_hosts(spec, request.scenario, config, cast)
         admitted = await client.submit(spec)
         check_targets(cast, admitted.model)
@@ -196,6 +202,8 @@ class Play:
         bulk = BulkClient(partial(self.transport.connect, limits=BULK_LIMITS), machine=self.machine)
         bundles = HostBundles(lambda: client.admitted or admitted, BundleStore(spool, machine=self.machine), bulk)
         training = Training(client, spec, config, played, agents, bundles, request.directory, self.progress, self.clock)
+        training.model = admitted.model.digest
+        training.checkpoint, training.rows = request.checkpoint, list(request.rows)
         self.interrupt.training = training
         if self.drained:
             training.stop(self.drained)

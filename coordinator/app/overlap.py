@@ -15,6 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from coordinator.app.at_once import at_once
+from coordinator.app.checkpointing import check_held
 from coordinator.app.metrics import Clocked
 from coordinator.app.progress import ARRIVED
 from coordinator.app.training import Played, Stopped, Training
@@ -212,6 +213,7 @@ class Overlap:
         try:
             measured = await self.training.updater.learn(agent, rows)
         except OperationError as error:
+            check_held(agent, error)
             self.training.progress.note(
                 f"{agent.role.name} was not updated in round {round} and keeps version {agent.version}: {error}"
             )

@@ -66,7 +66,8 @@ class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted"; `rollout`: what answers, if not that. `threads`: of the engine; 0: all cores.
     `replies`: what the scripted engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with
     the process). `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it
-    serves. `data`: where its data connection listens, as others reach it. `device`, `dtype`: of the torch engine."""
+    serves. `data`: where its data connection listens, as others reach it. `device`, `dtype`: of the torch engine. `deterministic`: the same
+    bits whatever arrives when."""
 
     coordinator: str
     name: str
@@ -84,6 +85,7 @@ class TaskServerSettings:
     data: str = LOOPBACK
     device: str = "auto"
     dtype: str = "auto"
+    deterministic: bool = False
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
@@ -286,7 +288,13 @@ def _training_engine(settings: TaskServerSettings, tokenizer: Tokenizer) -> Engi
     from tinker.engines.torch import TorchEngine
 
     threads = settings.threads or os.cpu_count() or 1
-    return TorchEngine(str(settings.model), threads=threads, device=settings.device, dtype=settings.dtype)
+    return TorchEngine(
+        str(settings.model),
+        threads=threads,
+        device=settings.device,
+        dtype=settings.dtype,
+        deterministic=settings.deterministic,
+    )
 
 
 async def _until_told(parent: int, stop: Callable[[], None], at_once: Callable[[], None] = lambda: None) -> None:

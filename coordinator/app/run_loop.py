@@ -5,6 +5,7 @@ It decides nothing about order: it arrives where its agents must, and goes on wh
 
 from __future__ import annotations
 
+from coordinator.app.checkpointing import attach_agents
 from coordinator.app.in_step import InStep
 from coordinator.app.overlap import Overlap
 from coordinator.app.rundir import Exit
@@ -16,8 +17,7 @@ async def play_rounds(training: Training) -> Exit:
     """Play every round. ClientError if the coordinator is lost or ends the run; Stopped never leaves."""
     training.begin()
     try:
-        for agent in training.agents:
-            await training.updater.attach(agent)
+        await attach_agents(training)
         training.began = training.clock.now()
         await (Overlap(training) if lags(training.spec) else InStep(training)).run()
     except Stopped as stopped:

@@ -2,6 +2,7 @@
 
     config.toml     the resolved configuration            exit.json     why the run ended (missing: it still runs, or was killed)
     metrics.jsonl   one JSON object per (round, agent)    summary.md, curves.png
+    checkpoints/    what it takes to go on (`coordinator.app.checkpoints`)
     adapters/<agent>/v000012/, adapters/<agent>/final     recordings/rollout-0001.jsonl
 
 Files are written beside, fsynced and renamed. `metrics.jsonl` is appended to, one write and fsync per call; a write that fails is
@@ -10,6 +11,7 @@ taken back. Every OSError becomes a RunDirectoryError that names the path and wh
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -24,8 +26,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from tinker.pools.commits import CommitUnwritable, DiskCommits
+from tinker.protocol.values import PolicyName
+
 FIRST_KEYS = ("round", "agent", "reward_mean", "reward_std")
 RUNS = Path("runs")
+ROUNDS = PolicyName("rounds")  # what checkpoints are kept under
 
 _SPACE = "free some space or choose another place with --out; everything finished so far is kept"
 _ACCESS = "make it writable for this user or choose another place with --out"
@@ -58,8 +64,18 @@ class RunDirectory:
     """One run's directory. Not for two writers: `create` claims it, and a second `create` of the same path is refused."""
 
     def __init__(self, path: Path) -> None:
-        """For `create` only: `path` exists and is claimed."""
+        """For `create` and `reopen` only: `path` holds a `metrics.jsonl`. RunDirectoryError if another process writes there."""
         self.path = path
+        with blamed(path):
+            self._lock = self.metrics.open("rb")  # closed with the process, however it ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"{path} is being written by another process: wait until that run is over"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
 
     @classmethod
     def create(cls, path: Path | None, scenario: str, config_text: str, *, now: datetime | None = None) -> RunDirectory:
@@ -84,6 +100,13 @@ class RunDirectory:
             raise
         return directory
 
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """Claim the directory of a run that has stopped. RunDirectoryError if it holds none, or it still runs."""
+        if not (path / "metrics.jsonl").is_file() or not (path / "config.toml").is_file():
+            raise RunDirectoryError(f"{path} holds no run (metrics.jsonl and config.toml are not both there)")
+        return cls(path)
+
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
@@ -101,6 +124,12 @@ class RunDirectory:
                 os.truncate(self.metrics, size)
                 raise
 
+    @property
+    def written(self) -> int:
+        """Bytes of `metrics.jsonl` so far."""
+        with blamed(self.metrics):
+            return self.metrics.stat().st_size
+
     def save_adapter(self, agent: str, version: int, files: Mapping[str, bytes]) -> Path:
         """Keep one version of an agent's adapter and let `final` name the newest one kept. Returns the version's directory.
 
@@ -116,12 +145,35 @@ class RunDirectory:
                     )
             else:
                 _write_directory(target, files)
-            newest = max(
-                (each for each in home.iterdir() if re.fullmatch(r"v\d{6,}", each.name)),
-                key=lambda each: int(each.name[1:]),
-            )
-            _point(home / "final", newest)
+            self.point_to_newest(home)
         return target
+
+    def point_to_newest(self, home: Path) -> None:
+        """Let `final` name the newest version below `home`; without one it goes."""
+        with blamed(home):
+            versions = [each for each in home.iterdir() if re.fullmatch(r"v\d{6,}", each.name)]
+            if versions:
+                _point(home / "final", max(versions, key=lambda each: int(each.name[1:])))
+            elif (home / "final").is_symlink():
+                (home / "final").unlink()
+            else:
+                shutil.rmtree(home / "final", ignore_errors=True)
+
+    def save_checkpoint(self, files: Mapping[str, bytes]) -> None:
+        """Keep these as the newest checkpoint; the one before stays, too. On disk on return, as a whole."""
+        try:
+            commits = DiskCommits(self.path / "checkpoints")
+            commits.write(ROUNDS, commits.newest(ROUNDS) + 1, files)
+        except CommitUnwritable as error:
+            raise RunDirectoryError(str(error)) from error
+
+    def newest_checkpoint(self) -> Mapping[str, bytes] | None:
+        """The newest that is whole; None: there is none."""
+        try:
+            commit = DiskCommits(self.path / "checkpoints").read(ROUNDS)
+        except CommitUnwritable as error:
+            raise RunDirectoryError(str(error)) from error
+        return commit.files if commit else None
 
     def recordings_path(self, phase: str, round: int) -> Path:
         """Where the recordings of this phase belong; the directory is there on return, the file is the caller's to write."""

@@ -11,6 +11,7 @@ from functools import partial
 
 from agents.report import BatchReport
 from coordinator.app import metrics
+from coordinator.app.checkpoints import Checkpoint
 from coordinator.app.config import RunConfig
 from coordinator.app.deliveries import unpacked
 from coordinator.app.metrics import Clocked, Trained
@@ -52,7 +53,7 @@ class Played:
 class Training:
     """One run of one learner host. `stop` asks it to end early, keeping everything finished. `began`: when the present round did: at the
     end of the round or evaluation before. `played`: what each policy plays with in this phase. `left_out`: agents, until the round ends;
-    `dropped`: episodes of this round's rollout."""
+    `dropped`: episodes of this round's rollout. `model`: digest of the base model. `checkpoint`: what the run goes on from."""
 
     client: Client
     spec: RunSpec
@@ -64,6 +65,8 @@ class Training:
     progress: Progress
     clock: Clock
     load: CoordinatorLoad | None = None
+    model: str = ""
+    checkpoint: Checkpoint | None = None
     rows: list[metrics.Row] = field(default_factory=list)
     samples: list[Episode] = field(default_factory=list)
     updater: Updater = field(init=False)

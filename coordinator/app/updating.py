@@ -12,15 +12,18 @@ from typing import Protocol
 
 from agents.learner import Learner
 from coordinator.app.cast import Role
+from coordinator.app.checkpoints import Place
 from coordinator.app.progress import Progress
 from coordinator.app.rundir import RunDirectory
 from tinker.client import Client, OperationError
 from tinker.engines.engine import Files
+from tinker.pools.holding import LEARNER
 from tinker.pools.update import bundle_name
 from tinker.protocol.batches import FILE, Row, encode_rows
 from tinker.protocol.operations import (
     Attach,
     ForwardBackward,
+    LoadState,
     Lost,
     Measured,
     Operation,
@@ -29,6 +32,8 @@ from tinker.protocol.operations import (
     Published,
     Result,
     Rewind,
+    Saved,
+    SaveState,
 )
 from tinker.protocol.to_coordinator import Operate
 from tinker.protocol.values import AdamSpec, BlobRef, LossSpec, OpId, RunId
@@ -50,7 +55,8 @@ class Bundles(Protocol):
 class Agent:
     """One agent while it learns. `version`: the newest published one, `adapter`: where it lies; `published`: every one so far (numbers may
     have gaps). `asked`: the last version it asked to publish (one that was refused is never used for other weights). `fenced`: it was left
-    out of an update, its weights are not those of its version. `steps`: optimizer steps so far."""
+    out of an update, its weights are not those of its version. `steps`: optimizer steps so far. `saved`: what was last
+    saved of it, for which place and what its learner remembered then."""
 
     role: Role
     learner: Learner
@@ -61,6 +67,7 @@ class Agent:
     fenced: bool = False
     steps: int = 0
     operations: int = 0
+    saved: tuple[Place, bytes, Files] | None = None
 
     @property
     def digest(self) -> str:
@@ -84,6 +91,28 @@ class Updater:
         result = await self._operate(agent, Attach(agent.role.lora(self.seed)))
         assert isinstance(result, Published)
         await self._save(agent, result)
+
+    async def restore(self, agent: Agent, place: Place, state: Files) -> None:
+        """The agent goes on from a checkpoint. RunDirectoryError if its weights are not those of its version, which is on disk."""
+        agent.learner.restore(json.loads(state[LEARNER]))
+        ref = await self.bundles.put(bundle_name(agent.role.policy, "state"), state)
+        try:
+            result = await self._operate(agent, LoadState(ref, place.version))
+        finally:
+            self.bundles.drop(ref)
+        assert isinstance(result, Published)
+        await self._save(agent, result)
+        agent.asked, agent.steps, agent.published = place.asked, place.steps, list(place.published)
+
+    async def save(self, agent: Agent) -> tuple[Place, Files]:
+        """Everything of the agent that a checkpoint needs. What has not changed since the last time is not asked for again."""
+        place = Place(agent.version, agent.asked, tuple(agent.published), agent.steps)
+        learner = remembered(agent)
+        if agent.saved is None or agent.saved[:2] != (place, learner):
+            result = await self._operate(agent, SaveState(learner))
+            assert isinstance(result, Saved)
+            agent.saved = place, learner, await self.bundles.get(result.state)
+        return place, agent.saved[2]
 
     async def learn(self, agent: Agent, rows: Sequence[Row]) -> dict[str, float]:
         """Gradient, optimizer, publish. Returns what was measured. OperationError if nothing was learned; what is refused after a first

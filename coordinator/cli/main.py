@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import typer
@@ -25,6 +25,10 @@ from tinker import __version__
 from tinker.runtime.keys import KeyFileError
 from tinker.runtime.transport import TransportError
 from tinker.runtime.transport.security import SECRET
+
+if TYPE_CHECKING:
+    from coordinator.app.access import Keys
+    from coordinator.app.local import RunRequest
 
 app = typer.Typer(
     name="opentinker",
@@ -93,7 +97,9 @@ def _options(
 
 @app.command()
 def run(
-    scenario: Annotated[str, typer.Argument(help="A name of `opentinker scenarios`, or path/to/file.py[:name].")],
+    scenario: Annotated[
+        str, typer.Argument(help="A name of `opentinker scenarios`, or path/to/file.py[:name] (not with --resume).")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/<scenario>-<time>).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in the run.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to play.")] = None,
@@ -115,6 +121,13 @@ def run(
     ] = "",
     key: KeyFile = None,
     server_key: ServerKey = "",
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run that has stopped, from its newest checkpoint."),
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whenever it is played, or resumed (slower).")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only check everything that can be checked, and print the configuration.")
     ] = False,
@@ -122,12 +135,14 @@ def run(
     """Play and train a scenario."""
     from coordinator.app.access import Keys, UnsafeAddress, given_keys
     from coordinator.app.checks import check_address, checked
-    from coordinator.app.console import watching
-    from coordinator.app.local import RunRequest, play
+    from coordinator.app.local import RunRequest
     from coordinator.app.models import called
+    from coordinator.app.resuming import resumed_request
     from coordinator.app.rundir import RunDirectory, RunDirectoryError
 
     keys = Keys()
+    command = " ".join(["opentinker", *sys.argv[1:]])
+    flags = {"seed": seed, "model": model, "engine": engine, "deterministic": deterministic or None}
     try:
         if coordinator:
             check_address(coordinator)
@@ -135,8 +150,20 @@ def run(
             coordinator = keys.to(coordinator)
         elif key or server_key:
             raise ConfigError("--key and --server-key are for a run with --coordinator; one on this machine needs none")
+        if resume is not None:
+            others = [scenario, out, config, assign, check, *flags.values()]
+            if any(other not in (None, "", False, []) for other in others):
+                raise ConfigError(
+                    "--resume goes on with the run as it was configured: only --rounds and --coordinator may be given"
+                )
+            request = resumed_request(resume, rounds, coordinator, command)
+            raise typer.Exit(_play(request, keys))
+        if not scenario:
+            raise ConfigError(
+                "name a scenario (`opentinker scenarios` lists them), or a run to go on with: --resume RUN"
+            )
         chosen = load_scenario(scenario)
-        flags = {"seed": seed, "rounds": rounds, "model": model, "engine": engine}
+        flags["rounds"] = rounds
         layers = [read_toml(config)] if config else []
         layers += [assignment(text) for text in assign or []]
         layers += [{"rollout": {"engine": rollout}}] if rollout is not None else []
@@ -150,12 +177,19 @@ def run(
     except (ConfigError, ScenarioError, RunDirectoryError, KeyFileError, TransportError, UnsafeAddress) as error:
         _refuse(error)
     named = called(str(given.get("model", ""))) if coordinator else path
-    request = RunRequest(resolved, chosen, directory, coordinator, named, " ".join(["opentinker", *sys.argv[1:]]))
+    raise typer.Exit(_play(RunRequest(resolved, chosen, directory, coordinator, named, command), keys))
+
+
+def _play(request: RunRequest, keys: Keys) -> int:
+    """The exit code of a run that is played here and now."""
+    from coordinator.app.console import watching
+    from coordinator.app.local import play
+
     with watching() as progress:
         exit = anyio.run(play, request, progress, keys)
     if exit.code and _elsewhere():  # else the report has said it
         print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
-    raise typer.Exit(exit.code)
+    return exit.code
 
 
 def _elsewhere() -> bool:
@@ -242,6 +276,9 @@ def taskserver(
     data: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to serve bundles, as hosts on other machines reach it.")
     ] = "tcp://127.0.0.1:0",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whatever arrives when (slower; one thread).")
+    ] = False,
     grace: Grace = 10.0,
     log_format: Log = "logfmt",
     key: KeyFile = None,
@@ -282,6 +319,7 @@ def taskserver(
         grace=grace,
         keys=keys,
         data=data,
+        deterministic=deterministic,
     )
     _serve(run_taskserver(settings))
 
@@ -348,6 +386,25 @@ def status(
         raise typer.Exit(3)
     except KeyboardInterrupt:
         return
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="One of its agents.")],
+    merge: Annotated[bool, typer.Option("--merge", help="A plain model: the adapter merged into the base.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where to (default: RUN/export/AGENT-vVERSION).")] = None,
+    version: Annotated[int | None, typer.Option(help="Which version (default: the newest).")] = None,
+    model: Annotated[str, typer.Option(help="The base model, if it is not where the run found it.")] = "",
+) -> None:
+    """Write what an agent has learned as a PEFT adapter, or as a plain Hugging Face model."""
+    from coordinator.app.export import export as write
+    from coordinator.app.rundir import RunDirectoryError
+
+    try:
+        print(write(run, agent, out, version, model, merge))
+    except (ConfigError, RunDirectoryError) as error:
+        _refuse(error)
 
 
 @app.command()

@@ -36,6 +36,7 @@ class SimDirectory:
     adapters: dict[tuple[str, int], Mapping[str, bytes]] = field(default_factory=dict)
     rows: list[Mapping[str, object]] = field(default_factory=list)
     recordings: dict[str, list[Recording]] = field(default_factory=dict)
+    checkpoint: Mapping[str, bytes] = field(default_factory=dict)
 
     def save_adapter(self, agent: str, version: int, files: Mapping[str, bytes]) -> Path:
         self._check()
@@ -46,6 +47,14 @@ class SimDirectory:
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
         self._check()
         self.rows += rows
+
+    @property
+    def written(self) -> int:
+        return len(self.rows)
+
+    def save_checkpoint(self, files: Mapping[str, bytes]) -> None:
+        self._check()
+        self.checkpoint = files
 
     def recordings_path(self, phase: str, round: int) -> Path:
         self._check()

@@ -95,7 +95,8 @@ class Policy:
         self.drop()
         self._optimizer = torch.optim.AdamW([self.weights], lr=0.0)
         if len(tensors) > 1:
-            self._optimizer.state[self.weights] = {name: tensors[name].clone() for name in memory}
+            moments = {name: tensors[name].to(self.weights.device, copy=True) for name in ("exp_avg", "exp_avg_sq")}
+            self._optimizer.state[self.weights] = {"step": tensors["step"].clone(), **moments}
 
     def drop(self) -> None:
         """Forget the accumulated gradient."""
