@@ -6,6 +6,7 @@ Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configurat
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -67,6 +68,8 @@ Parent = Annotated[int, typer.Option(hidden=True, help="Leave when this process 
 
 def main() -> None:
     """The console command."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     found = clashes()
     if found:
         print("\n".join(found), file=sys.stderr)

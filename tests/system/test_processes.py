@@ -58,9 +58,10 @@ def test_the_three_can_be_started_by_hand(here: Machine) -> None:
     here.assert_clean(run)
 
 
-def test_an_interrupt_drains_the_run_and_keeps_its_finished_rounds(here: Machine) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_drains_the_run_and_keeps_its_finished_rounds(here: Machine, how: signal.Signals) -> None:
     program = here.run()
-    program.signal(signal.SIGINT)
+    program.signal(how)
     assert program.wait() == 0, program.story()
     assert here.exit()["reason"] == "interrupted"
     rows = here.rows()
@@ -68,6 +69,16 @@ def test_an_interrupt_drains_the_run_and_keeps_its_finished_rounds(here: Machine
     assert int(final.name[1:]) >= rows[-1]["version"]
     assert (here.place / "run/summary.md").exists()
     here.assert_clean(program)
+
+
+def test_an_interrupt_during_the_first_imports_is_no_traceback(here: Machine) -> None:
+    program = here.python(
+        "-X", "importtime", "-m", "coordinator.cli.main", "run", "guess", *SCRIPTED, *LONG, "--out", "run"
+    )
+    wait_until(lambda: "| coordinator.cli\n" in program.err.read_text(), program.story)
+    program.signal(signal.SIGINT)
+    assert program.wait() in (-signal.SIGINT, 0, 130), program.story()
+    assert "Traceback" not in program.err.read_text()
 
 
 @pytest.mark.parametrize("name", ["coordinator", "taskserver"])

@@ -21,7 +21,7 @@ from system_processes import SCRIPTED, Machine, Program, machine, wait_until
 
 from coordinator.app.access import Access
 from coordinator.app.daemon import Daemon
-from coordinator.app.processes import log_to_stderr
+from coordinator.app.logs import log_to_stderr
 from coordinator.core.coordinator import Coordinator
 from tinker.protocol import ToAny
 from tinker.protocol.to_any import Refused, Welcome
