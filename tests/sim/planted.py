@@ -22,12 +22,13 @@ for place in (Path(__file__).parents[2], Path(__file__).parent):
 from sim_world import Failure, play  # noqa: E402
 
 from agents.players import policy  # noqa: E402
-from coordinator.app import daemon  # noqa: E402
-from coordinator.core import barrier, order, rounds, run, tables, turns, versions  # noqa: E402
+from coordinator.app import daemon, journal  # noqa: E402
+from coordinator.core import barrier, coordinator, order, rounds, run, tables, turns, versions  # noqa: E402
 from tinker.client import client, waiters  # noqa: E402
 from tinker.pools import update  # noqa: E402
 from tinker.protocol.to_taskserver import Work  # noqa: E402
 from tinker.protocol.values import PolicyVersion  # noqa: E402
+from tinker.runtime import journal as of_disk  # noqa: E402
 from tinker.server import ledger  # noqa: E402
 
 LIMIT = 2_000
@@ -224,6 +225,49 @@ def rejected_trained_on() -> Iterator[None]:
         right(self, template, replace(playing, learn_from_forfeits=True), seed)
 
     with mock.patch.object(policy.PolicyPlayer, "__init__", init):
+        yield
+
+
+@planted("nothing is synced before what it caused leaves")
+def nothing_synced() -> Iterator[None]:
+    with mock.patch.object(journal, "DURABLE", frozenset()):
+        yield
+
+
+@planted("a new segment of the journal is not synced: after the machine has failed the one before it is there again")
+def name_not_synced() -> Iterator[None]:
+    with mock.patch.object(of_disk, "_sync_directory", lambda directory: None):
+        yield
+
+
+@planted("a coordinator that restarts keeps its epoch")
+def epoch_kept() -> Iterator[None]:
+    right = coordinator.Coordinator.restart
+
+    def restart(self: coordinator.Coordinator, epoch: int, now: float) -> Any:
+        before = self.epoch
+        sends = right(self, epoch, now)
+        self.epoch = before
+        return sends
+
+    with mock.patch.object(coordinator.Coordinator, "restart", restart):
+        yield
+
+
+@planted("after a restart a worker counts as holding what it held before, whether it has said so or not")
+def holdings_not_asked() -> Iterator[None]:
+    with mock.patch.object(versions, "restart", lambda before: before):
+        yield
+
+
+@planted("a late answer for an earlier turn of a seat counts for the open turn")
+def late_answer_counts() -> Iterator[None]:
+    right = tables.act
+
+    def act(table: tables.Table, answer: Any) -> Any:
+        return right(table, replace(answer, turn=table.id(table.turn.number)) if table.turn else answer)
+
+    with mock.patch.object(tables, "act", act):
         yield
 
 

@@ -18,9 +18,9 @@ from coordinator.core.run import STORED, Run
 from coordinator.core.turns import Turns
 from tinker.protocol import to_coordinator as said
 from tinker.protocol.to_any import Refused
-from tinker.protocol.to_host import Missing, Opened, TurnRefused
+from tinker.protocol.to_host import Missing, Opened, TurnClosed, TurnRefused
 from tinker.protocol.to_taskserver import Generate
-from tinker.protocol.values import Edge, PeerName, Phase, PolicyVersion, WorkerName
+from tinker.protocol.values import AgentName, Edge, PeerName, Phase, PolicyVersion, SeatName, TurnId
 
 
 class WatchedCore(Coordinator):
@@ -28,6 +28,7 @@ class WatchedCore(Coordinator):
 
     witness: Witness
     awake = False  # while the journal is folded nobody looks
+    answers: dict[tuple[TurnId, SeatName], set[bytes]]  # what workers said, by what they were asked for
 
     def join(self, hello: said.Hello, now: float) -> Any:
         return self.watch(super().join(hello, now))
@@ -35,6 +36,8 @@ class WatchedCore(Coordinator):
     def step(self, peer: PeerName, message: said.ToCoordinator, now: float) -> Any:
         if not self.awake:
             return super().step(peer, message, now)
+        if isinstance(message, said.Generated):
+            self.answers.setdefault((message.turn, message.seat), set()).add(message.ids)
         before = sum(self.counts.values())
         flying = sum(self.turns.in_flight.values())
         sends = super().step(peer, message, now)
@@ -78,33 +81,48 @@ class WatchedCore(Coordinator):
                 witness.did["barrier held for a loading version"] += 1
             if len(run.outcomes) > STORED or len(run.rounds.openings) > KEPT:
                 witness.broken.append(f"C4.7 {run.spec.run} keeps too much")
-            self.watch_openings(sends)
+        self.watch_arrivals(sends)
+        for to, message in sends:
+            if isinstance(message, Generate) and to not in self.roster.peers:
+                witness.broken.append(
+                    f"V2 {message.worker} is asked, and {to} has not said since the restart what it holds"
+                )
+            if isinstance(message, TurnClosed):
+                self.watch_results(message)
         if len(self.turns.tables) > sum(len(run.rounds.unaccounted) for run in self.runs.values()):
             witness.broken.append("C4.7 more tables than running episodes")
         return sends
 
-    def watch_openings(self, sends: Any) -> None:
-        """A version with which a barrier opens is loaded by every rollout worker in service."""
-        for _, message in sends:
-            if not isinstance(message, Opened) or message.run not in self.runs:
-                continue
-            workers = self.runs[message.run].versions.workers
-            account = self.witness.runs.get(message.run)
-            at = (message.round, message.phase, message.edge)
-            if account is None or at in account.opened:
-                continue
-            for version in message.versions:
-                self.watch_loaded(message, version, workers)
+    def watch_results(self, message: TurnClosed) -> None:
+        for each in message.results:
+            if not each.forfeit and each.ids not in self.answers.get((message.turn, each.seat), ()):
+                self.witness.broken.append(f"I3 {each.seat} gets an answer in {message.turn} that was for another turn")
 
-    def watch_loaded(self, message: Opened, version: PolicyVersion, workers: frozenset[WorkerName]) -> None:
-        """Those that were in service when it was published: later ones get no request for it before they have loaded it."""
-        account = self.witness.runs[message.run]
-        if message.edge == Edge.END and message.phase != Phase.UPDATE:
-            return
-        waited = [worker for worker in sorted(workers) if (worker, version) in account.waited_for]
-        missing = [worker for worker in waited if (worker, version) not in account.loaded]
-        if missing:
-            self.witness.broken.append(f"I1 {message.phase} {message.edge} opens, {missing} never loaded {version}")
+    def watch_arrivals(self, sends: Any) -> None:
+        """Whoever is counted at a barrier has a version that every rollout worker in service at that moment has loaded. (One that joins
+        later is not waited for; it gets no request for the version before it has loaded it.)"""
+        for run in self.runs.values():
+            rounds = run.rounds
+            if rounds.of_agents:
+                here = {AgentName(name): rounds.versions[AgentName(name)] for name, _ in rounds.barrier.arrived}
+                self.watch_counted(run, rounds.at, here)
+        for message in [each for _, each in sends if isinstance(each, Opened) and each.run in self.runs]:
+            if message.edge == Edge.START or message.phase == Phase.UPDATE:
+                run = self.runs[message.run]
+                numbers = dict(zip((each.name for each in run.spec.agents), message.numbers, strict=True))
+                here = {AgentName(name): numbers[AgentName(name)] for name in message.members}
+                self.watch_counted(run, (message.round, message.phase, message.edge), here)
+
+    def watch_counted(self, run: Run, at: Any, here: dict[AgentName, int]) -> None:
+        account = self.witness.runs[run.spec.run]
+        for name, number in here.items():
+            if (at, name) in account.counted:
+                continue
+            account.counted.add((at, name))
+            version = PolicyVersion(account.policy(name), number)
+            missing = [each for each in sorted(run.versions.workers) if (each, version) not in account.loaded]
+            if missing:
+                self.witness.broken.append(f"I1 {name} is counted at {at}, {missing} never loaded {version}")
 
 
 @contextmanager

@@ -155,8 +155,8 @@ def kill_coordinator(world: World) -> None:
 
 
 def kill_while_writing(world: World) -> None:
-    """It dies at its next write: before anything is written, or before anything leaves."""
-    world.journal.written = world.rng.random() < 0.5
+    """It dies at its next write: before, in the middle of or after its bytes, and before anything leaves."""
+    world.journal.written = world.rng.choice((0.0, world.rng.random(), 1.0))
     world.journal.crash = world.kill_coordinator
 
 
@@ -219,6 +219,7 @@ BENIGN = frozenset(  # no run ends by these
         "stale_answers",
         "kill_coordinator",
         "kill_while_writing",
+        "kill_machine",
         "full_journal",
         "calm",
     }

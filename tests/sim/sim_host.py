@@ -11,14 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from sim_journal import SimJournal
 from sim_loop import LoopClock
 from sim_net import SimTransport
 from sim_scenarios import SCENARIOS
 from sim_store import Disks, SimBulk, SimStore
 
-from coordinator.app import further, journal, local, training
-from coordinator.app.config import RunConfig, resolve
+from coordinator.app import further, local, training
+from coordinator.app.config import BARRIERS, RunConfig, resolve
 from coordinator.app.local import Play, RunRequest
 from coordinator.app.progress import Silent
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError
@@ -126,12 +125,26 @@ def run_config(rng: random.Random, number: int, fixed: Mapping[str, object]) -> 
         "learning": {"max_tokens": 4, "every": rng.choice((1, 1, 1, 2))},
     }
     # not from `rng`: a history whose agents are in step is what it would be without this
-    given["learning"]["max_lag"] = random.Random(repr(given)).choice((0, 0, 1, 2))
+    lag = given["learning"]["max_lag"] = random.Random(repr(given)).choice((0, 0, 1, 2))
+    if rng.random() < 0.3:
+        given["barriers"] = barrier_rules(
+            rng, BARRIERS if lag == 0 else [each for each in BARRIERS if "update" not in each]
+        )
     given |= fixed
     key = repr(given)
     if key not in _CONFIGS:
         _CONFIGS[key] = resolve(given)
     return _CONFIGS[key]
+
+
+def barrier_rules(rng: random.Random, barriers: Sequence[str]) -> dict[str, Any]:
+    """Deadlines for about half of these barriers."""
+    rules: dict[str, Any] = {}
+    for barrier in barriers:
+        if rng.random() < 0.5:
+            straggler = rng.choice(("wait", "drop", "drop", "drop", "fail"))
+            rules[barrier] = {"deadline": rng.choice((0.5, 2.0, 6.0)), "straggler": straggler}
+    return rules
 
 
 _Tokenizer = local.Tokenizer
@@ -163,7 +176,6 @@ def simulated_disks(disks: Disks) -> Iterator[None]:
         return SimBulk(disks, machine)
 
     with (
-        mock.patch.object(journal, "Journal", SimJournal),
         mock.patch.object(local, "BundleStore", store),
         mock.patch.object(local, "BulkClient", bulk),
         mock.patch.object(local, "ChatTemplate", shared_template),

@@ -134,6 +134,7 @@ class Stream:
         self._deliver = deliver
         self._frames: list[tuple[float, bytes]] = []
         self._carried = 0
+        self._broken = 0  # how often the connection broke: what travels on it goes with it
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -151,11 +152,11 @@ class Stream:
         self._put(data)
         if rng.random() < weather.duplicate:  # it was sent once more on another way: it may come much later
             net.did["frames duplicated"] += 1
-            net.loop.at(net.loop.time() + rng.choice((0.0, 0.05, 2.0)) * rng.random(), self._again, data)
+            net.loop.at(net.loop.time() + rng.choice((0.0, 0.05, 2.0)) * rng.random(), self._again, data, self._broken)
 
-    def _again(self, data: bytes) -> None:
+    def _again(self, data: bytes, broken: int) -> None:
         net = self._net
-        if (self.sender, self.receiver) not in net.cuts:
+        if (self.sender, self.receiver) not in net.cuts and broken == self._broken:
             net.trace(self.sender, self.receiver, data, "arrived again")
             net.arrived(self.sender, self.receiver, data)
             self._deliver(data)
@@ -192,6 +193,7 @@ class Stream:
     def drop(self) -> int:
         lost = len(self._frames)
         self._frames.clear()
+        self._broken += 1
         return lost
 
 

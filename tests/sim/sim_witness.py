@@ -22,7 +22,8 @@ from tinker.protocol import ToAny, ToCoordinator, ToHost, ToTaskserver
 from tinker.protocol import to_coordinator as said
 from tinker.protocol import to_host as told
 from tinker.protocol.batches import Row
-from tinker.protocol.operations import Attach, Published, Score
+from tinker.protocol.operations import Attach, Published, Rewind, Score
+from tinker.protocol.to_any import Welcome
 from tinker.protocol.to_taskserver import Generate, Load, Work
 from tinker.protocol.values import (
     AgentName,
@@ -63,13 +64,21 @@ class RunAccount:
     turns: dict[TurnId, said.OpenTurn] = field(default_factory=dict)
     newest: dict[tuple[EpisodeId, int], int] = field(default_factory=dict)  # turns of each attempt
     closed: dict[TurnId, told.TurnClosed] = field(default_factory=dict)
-    before: list[told.TurnClosed] = field(default_factory=list)  # closed by coordinators that have died since
+    heard_turns: dict[TurnId, told.TurnClosed] = field(
+        default_factory=dict
+    )  # what counts at the host: what it heard first
+    contexts: dict[tuple[EpisodeId, int, SeatName], bytes] = field(
+        default_factory=dict
+    )  # what each seat heard and said
+    left_out: dict[int, set[AgentName]] = field(default_factory=dict)  # agents, by round
+    given_up: set[EpisodeId] = field(default_factory=set)
+    updating: set[tuple[int, AgentName]] = field(default_factory=set)  # who was told that it may
+    fenced: set[AgentName] = field(default_factory=set)  # whose weights may be those of an update that nobody counts
     answers: dict[tuple[TurnId, SeatName, WorkerName], list[said.Generated]] = field(default_factory=dict)
     operations: dict[OpId, said.Operate] = field(default_factory=dict)
     outcomes: dict[OpId, object] = field(default_factory=dict)
     loaded: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)
-    waited_for: set[tuple[WorkerName, PolicyVersion]] = field(default_factory=set)  # told to load when it was published
-    known: set[PolicyVersion] = field(default_factory=set)  # versions of which the host was told
+    counted: set[tuple[At, AgentName]] = field(default_factory=set)  # who has come, and was not held
     updates: dict[AgentName, int] = field(default_factory=dict)  # the newest round whose update it was let into
     through: set[tuple[int, AgentName]] = field(default_factory=set)  # updates that ended (only of agents that may lag)
 
@@ -98,7 +107,8 @@ class Witness:
         self.published: dict[PolicyVersion, str] = {}
         self.newest: dict[PolicyName, int] = {}
         self.did: Counter[str] = Counter()
-        self._openings: dict[bytes, told.Opened] = {}
+        self._epoch = 0  # the highest that was said
+        self._below = 0  # epochs that are over
         self._read: dict[bytes, Any] = {}
         self.effects: Counter[tuple[str, PolicyName, str]] = Counter()
 
@@ -115,6 +125,10 @@ class Witness:
         message: Any = self.read(data)
         run = self.runs.get(_run_of(message))
         match message:
+            case Welcome():
+                self._epoch = max(self._epoch, message.epoch)
+                if message.epoch <= self._below:
+                    self.broken.append(f"C4.4 epoch {message.epoch} is said again by a coordinator that has restarted")
             case said.Submit():
                 self.runs.setdefault(message.spec.run, RunAccount(message.spec, sender))
             case _ if run is None:
@@ -144,7 +158,6 @@ class Witness:
             case said.WorkerDone() if isinstance(message.result, Published):
                 self._published(message.result)
             case told.Opened():
-                self._openings[data] = message
                 self._opened(run, message)
             case told.Play():
                 self._dealt(run, receiver, message)
@@ -161,8 +174,6 @@ class Witness:
                 self._generate(run, message)
             case Load():
                 self._immutable(message.version, message.adapter.digest)
-                if message.version not in run.known:
-                    run.waited_for.add((message.worker, message.version))
             case Work():
                 self._work(run, message)
             case told.TurnClosed():
@@ -174,16 +185,22 @@ class Witness:
                 if honest and "is still open" in message.reason:
                     self.broken.append(f"I5 honest {message}")
             case told.OperationDone() | told.OperationFailed():
+                asked = run.operations.get(message.op)
+                if (
+                    asked is not None
+                    and isinstance(asked.operation, Rewind)
+                    and isinstance(message, told.OperationDone)
+                ):
+                    run.fenced.discard(asked.agent)
                 if message.op in run.outcomes:
                     self.did["outcome of an operation told again"] += 1
                 self._same(run.outcomes.setdefault(message.op, message), message, "I7 outcome")
-                if isinstance(message, told.OperationDone) and isinstance(message.result, Published):
-                    run.known.add(message.result.version)
 
     def restarted(self) -> None:
-        """The coordinator died and came again. It has forgotten its turns, so one that had closed may be opened once more."""
+        """The coordinator died and came again. It has forgotten its turns, so one whose results its host may have missed is opened and
+        closed once more, perhaps with other results: at its host the first that it hears count."""
+        self._below = self._epoch
         for run in self.runs.values():
-            run.before += run.closed.values()
             run.closed.clear()
 
     def _dealt(self, run: RunAccount, host: str, message: told.Play) -> None:
@@ -212,6 +229,9 @@ class Witness:
             if turn.number != before + 1:
                 self.broken.append(f"I3 turn {turn.number} of {turn.episode} follows {before}")
             run.newest[table] = turn.number
+            for each in message.requests:
+                if not each.prompt.startswith(run.contexts.get((*table, each.seat), b"")):
+                    self.broken.append(f"I3 {each.seat} acts in {turn} on another view than it heard and said before")
         elif turn in run.closed:
             self.did["turn asked for again after it closed"] += 1
 
@@ -226,12 +246,19 @@ class Witness:
         if place != len(run.opened):
             self.broken.append(f"I6 {at} opened as number {len(run.opened)} of {schedule}")
         run.opened[at] = message
+        self._dropped(run, message)
         if message.edge == Edge.END and message.phase != Phase.UPDATE:
-            open_ = [each for each in run.plays if (each.round, each.phase) == at[:2] and each not in run.ended]
+            gone = run.ended.keys() | run.given_up
+            open_ = [each for each in run.plays if (each.round, each.phase) == at[:2] and each not in gone]
             if open_:
                 self.broken.append(f"I2 {at} opened, but {open_} are not accounted for")
             return
+        out = run.left_out.get(message.round, set())
+        if set(message.members) & out:
+            self.broken.append(f"R5 {at} opened with {message.members}, of whom {out} were left out of the round")
         for agent, version in zip(run.spec.agents, message.versions, strict=True):
+            if agent.name in out:
+                continue
             newest = at[0] - 1 - agent.max_lag if at[1] == Phase.ROLLOUT else at[0]
             late = [round for round in range(1, newest + 1) if (round, agent.name) not in run.through]
             if run.overlap and late:
@@ -243,8 +270,32 @@ class Witness:
             if version != PolicyVersion(agent.policy, arrival.version):
                 self.broken.append(f"I1 {at} opened with {version}, {agent.name} came with {arrival.version}")
 
+    def _dropped(self, run: RunAccount, message: told.Opened) -> None:
+        """Only what the rule of the barrier allows is left out, and what is left out counts no more."""
+        if not message.dropped:
+            return
+        at = (message.round, message.phase, message.edge)
+        rule = next((each for each in run.spec.barriers if (each.phase, each.edge) == at[1:]), None)
+        if rule is None or not rule.deadline or rule.straggler != said.Straggler.DROP:
+            self.broken.append(f"R5 {at} opened without {message.dropped}; its rule is {rule}")
+            return
+        if message.edge == Edge.END and message.phase != Phase.UPDATE:
+            self.did["episodes left out"] += 1
+            here = {str(each): each for each in run.plays if (each.round, each.phase) == at[:2]}
+            run.given_up.update(here[name] for name in message.dropped if name in here)
+            return
+        self.did["agents left out"] += 1
+        out = {AgentName(name) for name in message.dropped}
+        run.left_out.setdefault(message.round, set()).update(out)
+        run.fenced |= {agent for agent in out if (message.round, agent) in run.updating}
+        if len(message.members) < rule.quorum:
+            self.broken.append(f"R5 {at} opened with {message.members}, its quorum is {rule.quorum}")
+
     def _may_update(self, run: RunAccount, message: told.MayUpdate) -> None:
         spec, at = run.spec, (message.round, Phase.UPDATE, Edge.END)
+        run.updating.add((message.round, message.agent))
+        if message.agent in run.left_out.get(message.round, ()):
+            self.broken.append(f"R5 {message.agent} was left out of round {message.round}, and may update")
         for group in spec.update_order:
             if message.agent in group:
                 return
@@ -254,7 +305,7 @@ class Witness:
                 due = start is not None and start.samples > 0 and every > 0 and message.round % every == 0
                 due = due or run.overlap
                 come = (at, agent) in run.arrived
-                if not (come or not due):
+                if due and not come and agent not in run.left_out.get(message.round, ()):
                     self.broken.append(f"O2 {message.agent} may update before {agent} has arrived")
 
     def _generate(self, run: RunAccount, message: Generate) -> None:
@@ -303,12 +354,20 @@ class Witness:
         if round <= 0:
             self.broken.append(f"I2 {message.op} before any update began")
         wanted = run.spec.groups * run.spec.group_size
-        done = sum((each.round, each.phase) == (round, Phase.ROLLOUT) for each in run.ended)
+        done = sum((each.round, each.phase) == (round, Phase.ROLLOUT) for each in run.ended.keys() | run.given_up)
         if done != wanted:
             self.broken.append(f"I2 {message.op} in round {round}: {done} of {wanted} episodes are accounted for")
         over = (round, Phase.UPDATE, Edge.END) in run.opened
         if over:
             self.broken.append(f"O1 {message.op} after the update of round {round} was over")
+        if asked.agent in run.left_out.get(round, ()):
+            self.broken.append(
+                f"R5 {message.op} moves the weights of {asked.agent}, which was left out of round {round}"
+            )
+        if isinstance(message.operation, Rewind):
+            self.did["weights rewound"] += 1
+        elif asked.agent in run.fenced:
+            self.broken.append(f"P3 {message.op} moves weights of {asked.agent} before they were rewound")
 
     def _turn_closed(self, run: RunAccount, message: told.TurnClosed) -> None:
         if message.turn in run.closed:
@@ -333,12 +392,28 @@ class Witness:
     # --- what arrives ---
 
     def arrived(self, sender: str, receiver: str, data: bytes) -> None:
-        message = self._openings.get(data)
-        if message is not None:
-            run = self.runs[message.run]
-            at = (message.round, message.phase, message.edge)
-            if at not in run.heard:
-                run.heard.append(at)
+        message = self.read(data)
+        match message:
+            case told.Opened() if message.run in self.runs:
+                heard = self.runs[message.run].heard
+                at = (message.round, message.phase, message.edge)
+                if at not in heard:
+                    heard.append(at)
+            case told.TurnClosed() if message.turn.run in self.runs:
+                self._heard_turn(self.runs[message.turn.run], message)
+
+    def _heard_turn(self, run: RunAccount, message: told.TurnClosed) -> None:
+        if message.turn in run.heard_turns:
+            if message != run.heard_turns[message.turn]:
+                self.did["turn closed once more with other results"] += 1
+            return
+        run.heard_turns[message.turn] = message
+        prompts = {each.seat: each.prompt for each in run.turns[message.turn].requests}
+        for result in message.results:
+            if not result.forfeit:
+                run.contexts[message.turn.episode, message.turn.attempt, result.seat] = (
+                    prompts[result.seat] + result.ids
+                )
 
     def check_end(self) -> None:
         """C4.3: what each host heard are the openings in order, none skipped."""
@@ -356,9 +431,9 @@ class Witness:
         agent = next(each for each in run.spec.agents if each.policy == policy)
         round = self._updating(run, agent.name)
         said_: set[tuple[EpisodeId, int, SeatName, tuple[int, ...]]] = set()
-        for closed in (*run.closed.values(), *run.before):
+        for closed in run.heard_turns.values():
             episode, number = closed.turn.episode, closed.turn.number
-            if (episode.round, episode.phase) == (round, Phase.ROLLOUT):
+            if (episode.round, episode.phase) == (round, Phase.ROLLOUT) and episode not in run.given_up:
                 young = [each for each in closed.results if self._lag(each.version) <= agent.max_lag]
                 mine = [each for each in young if each.version.policy == policy]
                 said_ |= {(episode, number, each.seat, tuple(unpack_ids(each.ids))) for each in mine}

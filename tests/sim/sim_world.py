@@ -21,21 +21,22 @@ from sim_core import WatchedCore, looked_at_when_changed
 from sim_engine import REPLIES, TOKENIZER, Mood, SimEngine
 from sim_faults import BENIGN, FAULTS, Plan
 from sim_host import SimPlay, make_play, simulated_disks
-from sim_journal import JournalDisk, SimJournal
+from sim_journal import JournalDisk, simulated_journal
 from sim_loop import LoopClock, SimLoop, SimulationError
 from sim_net import SimNetwork
 from sim_store import Disks, SimBulk, SimStore
 from sim_witness import ANY, Witness, read_once
 
 from coordinator.app.arrays import Arrays
+from coordinator.app.config import Barriers
 from coordinator.app.daemon import Daemon
 from coordinator.app.further import Further
 from coordinator.app.journal import fold, open_journal, snapshot
 from coordinator.app.rundir import Exit
-from coordinator.core.coordinator import REJOIN, RULES
+from coordinator.core.coordinator import REJOIN
 from tinker.protocol.values import PeerName, PoolKind, RunId
 from tinker.runtime.codec import WireError, decode
-from tinker.runtime.journal import JournalError
+from tinker.runtime.journal import JournalDamaged, JournalError, read_segment, segment_paths
 from tinker.server.taskserver import Pool, TaskServer, TaskServerError
 
 PATIENCE = 400.0  # virtual seconds after the last fault within which every run has an outcome
@@ -62,7 +63,7 @@ class World:
     coordinator: str = ""
     plays: dict[str, SimPlay] = field(default_factory=dict)
     outcomes: dict[str, Exit] = field(default_factory=dict)
-    journal: JournalDisk = field(default_factory=JournalDisk)
+    journal: JournalDisk = field(init=False)
     live: dict[str, TaskServer] = field(default_factory=dict)
     further: dict[str, Further] = field(default_factory=dict)
     crashes: list[str] = field(default_factory=list)
@@ -77,6 +78,7 @@ class World:
         self.witness.accepted = frozenset(reply[0] for reply in REPLIES[:-1])
         self.net = SimNetwork(self.loop, self.seed, self.witness.sent, self.witness.arrived)
         self.disks = Disks(random.Random(f"disks {self.seed}"))
+        self.journal = JournalDisk(random.Random(f"journal {self.seed}"))
 
     # --- processes ---
 
@@ -112,15 +114,20 @@ class World:
         number = self._born["coordinator"]
         self.coordinator = "coordinator" if number == 1 else f"coordinator{number}"
         core = WatchedCore(PeerName("coordinator"), lease=LEASE)
-        core.witness = self.witness
+        core.witness, core.answers = self.witness, {}
         clock = self.clock()
+        self.journal.dead = False
         try:
-            recorder = open_journal(cast(Any, self.journal), core, clock.now())
+            recorder = open_journal(cast(Any, self.journal.path), core, clock.now())
+        except JournalDamaged as error:
+            self.witness.broken.append(f"I8 the journal cannot be read any more: {error}")
+            return
         except JournalError:  # its disk is full: whoever keeps it running tries again
             self.later(1.0, self.start_coordinator)
             return
         if self.coordinator in self.net.dead:  # it died at its first write
             return
+        self.did["torn tail repaired"] += recorder.journal is not None and bool(recorder.journal.repaired)
         core.awake = True
         core.watch([])
         if number > 1:
@@ -140,7 +147,7 @@ class World:
         dead = self.coordinator
         self.kill(dead)
         if machine:
-            self.did["journal records lost with the machine"] += self.journal.lose_unsynced()
+            self.journal.fail_machine()
         self.later(self.rng.uniform(0.1, 6.0), self.start_coordinator)
 
     def start_server(self, shape: str) -> str:
@@ -275,7 +282,8 @@ class World:
                 missing = sorted(set(self.plays) - set(self.outcomes))
                 raise SimulationError(f"{missing} wait for ever; waiting:\n{self.loop.waiting()}")
         await self._watched(3 * LEASE)
-        until = self.loop.time() + REJOIN  # a host whose farewell was lost is given up
+        restarted = self._born["coordinator"] > 1  # then a host whose farewell was lost is waited for: it may come back
+        until = self.loop.time() + (REJOIN if restarted else 0.0)
         while self.core and (self.core.runs or self.core.queue) and self.loop.time() < until:
             await self._watched(2 * LEASE)
         self.check_end()
@@ -319,11 +327,12 @@ class World:
                 if len({recording.episode for recording in kept}) < len(kept):
                     self.witness.broken.append(f"I4 an episode of {name} is recorded twice")
         bad = {name: exit for name, exit in self.outcomes.items() if exit.reason != "finished"}
+        bad = {name: exit for name, exit in bad.items() if not self.may_stop(name, exit)}
         if bad and BENIGN.issuperset(self.plan.faults):
             self.witness.broken.append(f"nothing happened that may end a run, but: {bad}")
         if self.seed % FOLDED == 0:
             again = WatchedCore(PeerName("coordinator"), lease=LEASE)
-            fold(again, SimJournal(self.journal, RULES).read())
+            fold(again, read_segment(segment_paths(cast(Any, self.journal.path))[-1], last=True))
             if snapshot(again) != snapshot(core):
                 self.witness.broken.append("I8 the journal leads to another state than the coordinator's")
         for name, exit in self.outcomes.items():
@@ -331,6 +340,12 @@ class World:
             if exit.reason == "crashed":
                 self.crashes.append(f"{name} crashed: {exit.detail}")
         self.check()
+
+    def may_stop(self, name: str, exit: Exit) -> bool:
+        """Whether the rule of a barrier has stopped this run."""
+        ruled = self.plays[name].request.config.barriers != Barriers()
+        self.did["run stopped by the rule of a barrier"] += ruled and "did not open in" in exit.detail
+        return ruled and "did not open in" in exit.detail
 
     def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
         """Call it then, as the simulation."""
@@ -377,7 +392,12 @@ def play(seed: int, plan: Plan | None = None, prepare: Callable[[World], None] =
     gc.disable()
     failure = ""
     try:
-        with simulated_disks(world.disks), looked_at_when_changed(), read_once(world.witness):
+        with (
+            simulated_disks(world.disks),
+            looked_at_when_changed(),
+            read_once(world.witness),
+            simulated_journal(world.journal),
+        ):
             try:
                 loop.run_until_complete(loop.begin("", world.live_through(), "the history"))
             except SimulationError as error:
@@ -394,7 +414,12 @@ def play(seed: int, plan: Plan | None = None, prepare: Callable[[World], None] =
         raise Failure(
             f"seed {seed}: {failure}\n\n{world.plan}\n{story}\n\nplay it again: make sim SEEDS={seed}..{seed}"
         )
-    return Ran(seed, digest, world.did + world.witness.did + world.net.did + world.disks.did + _counts(world), virtual)
+    return Ran(
+        seed,
+        digest,
+        world.did + world.witness.did + world.net.did + world.disks.did + world.journal.did + _counts(world),
+        virtual,
+    )
 
 
 def _counts(world: World) -> Counter[str]:

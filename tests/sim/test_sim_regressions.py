@@ -11,3 +11,8 @@ from sim_world import play
 def test_a_host_that_is_suspended_while_it_joins_goes_on_waiting(seed: int) -> None:
     """It counted the time in which it did not run, and said that no coordinator answers."""
     play(seed, Plan(3, 1, ("slow_network", "jump", "jump", "jump")))
+
+
+def test_an_operation_keeps_its_outcome_when_the_coordinators_machine_fails() -> None:
+    """Outcomes were not on disk before they left: the machine failed, the task server died, and what was done was said to have failed."""
+    play(34, Plan(3, 2, ("kill_machine", "cut", "kill_machine", "kill_server")))
