@@ -17,7 +17,6 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from coordinator.app.arrays import Arrays
 from coordinator.app.config import RunConfig, config_text, merged, resolve
 from coordinator.app.daemon import Daemon
 from coordinator.app.further import Further
@@ -54,23 +53,6 @@ def said(text: str) -> list[int]:
     return [*TOKENIZER.encode(text), EOS]
 
 
-class Log(Arrays):
-    """Keeps what members said and what they were told, whole, in order."""
-
-    def __init__(self, log: list[Any]) -> None:
-        super().__init__()
-        self.log = log
-
-    def strip(self, message: object) -> object:
-        self.log.append(message)
-        return super().strip(message)
-
-    def fill(self, message: object) -> object:
-        whole = super().fill(message)
-        self.log.append(whole)
-        return whole
-
-
 class Core(Coordinator):
     """The core, with what it heard and said, and every broken invariant."""
 
@@ -80,15 +62,18 @@ class Core(Coordinator):
         self.broken: list[str] = []
 
     def join(self, hello: Hello, now: float) -> Any:
+        self.log.append(hello)
         return self._seen(super().join(hello, now))
 
     def step(self, peer: PeerName, message: Any, now: float) -> Any:
+        self.log.append(message)
         return self._seen(super().step(peer, message, now))
 
     def tick(self, now: float) -> Any:
         return self._seen(super().tick(now))
 
     def _seen(self, sends: Any) -> Any:
+        self.log += [message for _, message in sends]
         self.broken += self.violations()
         return sends
 
@@ -304,7 +289,7 @@ async def world(place: Path, scheme: str = "memory") -> AsyncIterator[World]:
     transport: Transport = ZmqTransport() if scheme == "zmq" else MemoryNetwork()
     listener = transport.listen("tcp://127.0.0.1:0" if scheme == "zmq" else "coordinator")
     core = Core()
-    daemon = Daemon(core, listener, MonotonicClock(), arrays=Log(core.log))
+    daemon = Daemon(core, listener, MonotonicClock())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.serve, name="daemon")
         made = World(transport, listener.address, core, daemon, place, tasks, scheme)
