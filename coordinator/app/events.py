@@ -83,6 +83,8 @@ def told(member: PeerName, message: object) -> Event | None:
             return Event("info", "host enlisted", {"run": message.run, "member": member, "learner": message.learner})
         case Queued():
             return Event("info", "run queued", {"run": message.run, "member": member, "reason": message.reason})
+        case RunStopped() if message.finished:
+            return Event("info", "run over", {"run": message.run, "member": member})
         case RunStopped():
             return Event("warning", "run stopped", {"run": message.run, "member": member, "reason": message.reason})
         case OperationFailed():

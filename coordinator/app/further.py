@@ -74,6 +74,7 @@ class Further:
                 await client.leave(exit.reason)
             except RunOver as over:
                 exit = Exit("finished", 0, str(over)) if over.finished else Exit("stopped", 3, str(over))
+                await client.leave(exit.reason)
             except CoordinatorLost as error:
                 exit = Exit("coordinator lost", 3, str(error))
             except (ClientError, ConfigError, TokenizerError) as error:
@@ -96,8 +97,6 @@ class Further:
         self._host = FurtherHost(Host(client, production, self.clock.now), deliver, self.capacity)
         log.info("enlisted", run=self.run, learner=enlisted.learner, model=enlisted.model.name, capacity=self.capacity)
         self.on_enlisted()
-        if self._leaving.is_set():
-            self._host.retire()
         await self._host.serve(client.plays)
         if client.broken is not None:
             raise client.broken
@@ -110,7 +109,6 @@ class Further:
             return
         log.info("leaving", run=self.run, grace=self.grace)
         client.retire()
-        self._host.retire()
         await self.clock.sleep_until(self.clock.now() + self.grace)
         log.warning("hands back what it has not played", run=self.run)
         playing.cancel()
@@ -134,6 +132,8 @@ class Further:
             case Settled():
                 if self._host is not None:
                     self._host.settled(event.deals)
+                    if not event.deals:
+                        self._host.retire()
             case Queued():
                 log.info("waiting", run=self.run, why=event.reason)
             case Draining():

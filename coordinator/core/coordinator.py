@@ -190,8 +190,7 @@ class Coordinator:
             case said.Enlist():
                 return self._enlist(peer, message)
             case said.Retire():
-                self._playing(peer, message.run).dealing.retire(peer)
-                return []
+                return self._playing(peer, message.run).dealing.retire(peer)
             case said.InHand():
                 return self._playing(peer, message.run).dealing.in_hand(peer, message.deals)
             case said.Played():

@@ -110,9 +110,12 @@ class Dealing:
         self.hosts[host] = replace(known, capacity=capacity, retired=False, cut=False)
         return self._deal()
 
-    def retire(self, host: PeerName) -> None:
-        if host in self.hosts and host != self.learner:
-            self.hosts[host] = replace(self.hosts[host], retired=True)
+    def retire(self, host: PeerName) -> Sends:
+        """A further host is dealt nothing more. What it was dealt it has heard before it hears this answer, which settles nothing."""
+        if host == self.learner:
+            return []
+        self.hosts[host] = replace(self.hosts[host], retired=True)
+        return [(host, Settled(self.run, ()))]
 
     def reach(self, host: PeerName, reached: bool) -> Sends:
         """The host can be reached again, or cannot be: it keeps what it has, and is dealt nothing meanwhile."""

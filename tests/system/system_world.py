@@ -75,6 +75,7 @@ class Core(Coordinator):
     def _seen(self, sends: Any) -> Any:
         self.log += [message for _, message in sends]
         self.broken += self.violations()
+        self.log += [message for _, message in sends]
         return sends
 
     def of(self, *kinds: type[Any]) -> list[Any]:
@@ -88,6 +89,7 @@ class Keeping(ScriptedEngine):
     def __init__(self, replies: Reply | Sequence[str], shuffled: bool = False) -> None:
         self.requests: list[GenerateRequest] = []
         self.batches: list[tuple[PolicyName, list[Row]]] = []
+        self.gate: anyio.Event | None = None  # nothing is answered before
         self.refuse: Callable[[PolicyName, int], bool] = lambda policy, batch: False
         texts = [] if callable(replies) else [said(text) for text in replies]
         delays = random.Random(0)
@@ -99,6 +101,8 @@ class Keeping(ScriptedEngine):
             return texts[random.Random(request.sampling.seed).randrange(len(texts))]
 
         async def dawdle(_: float) -> None:
+            if self.gate is not None:
+                await self.gate.wait()
             for _ in range(delays.randrange(20)):
                 await checkpoint()
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from system_scenarios import strict, three_turns
 from system_world import Helping, Keeping, Ran, World, said, until, world
 
 from scenarios import Evaluation, Scenario
 from tinker.engines.engine import GenerateRequest
+from tinker.protocol.batches import Row
 from tinker.protocol.episodes import Recording
 from tinker.protocol.to_host import Delivered, Opened
 from tinker.protocol.values import Phase, PoolKind
@@ -33,10 +35,12 @@ def by_seed(request: GenerateRequest) -> list[int]:
 
 @asynccontextmanager
 async def playing(place: Path, scheme: str, scenario: Scenario, *names: str, **given: Any) -> AsyncIterator[Playing]:
-    """A run with further hosts, which come as soon as it is admitted."""
+    """A run with further hosts, which are there before anything is answered."""
     async with world(place, scheme) as here:
-        here.core.lease = 1.0
-        await here.serve(Keeping(by_seed, shuffled=True))
+        here.core.lease = 3.0
+        engine = Keeping(by_seed, shuffled=True)
+        engine.gate = anyio.Event()
+        await here.serve(engine)
         made = Playing(here)
 
         async def learn() -> None:
@@ -46,6 +50,8 @@ async def playing(place: Path, scheme: str, scenario: Scenario, *names: str, **g
         run = await here.begun()
         for name in names:
             made.helping[name] = here.help(scenario, run, name=name)
+        await until(lambda: all(name in made.hosts() for name in names))
+        engine.gate.set()
         yield made
         await until(lambda: bool(made.ran), 60)
 
@@ -63,6 +69,9 @@ class Playing:
         (ran,) = self.ran
         assert ran.exit.code == 0, ran.exit
         return ran
+
+    def hosts(self) -> set[str]:
+        return {name for run in self.here.core.runs.values() for name in run.dealing.hosts}
 
     def load(self, name: str) -> int:
         """Episodes that this host has in hand."""
@@ -95,6 +104,11 @@ def numbers(ran: Ran) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith(timed)} for row in ran.rows]
 
 
+def of_each_agent(engine: Keeping) -> list[list[Row]]:
+    """The batches of one agent after the other (those of one round come in any order)."""
+    return [rows for _, rows in sorted(engine.batches, key=lambda each: each[0].rpartition("/")[2])]
+
+
 @pytest.mark.parametrize("scheme", ["memory", "zmq"])
 async def test_what_is_learned_does_not_depend_on_who_played(tmp_path: Path, scheme: str) -> None:
     async with playing(tmp_path / "one", scheme, EVALUATED) as alone:
@@ -110,7 +124,7 @@ async def test_what_is_learned_does_not_depend_on_who_played(tmp_path: Path, sch
     assert told(three.recordings()) == told(one.recordings())
     assert numbers(three) == numbers(one)
     assert_each_once(three)
-    batches = [[rows for _, rows in engine.batches] for engine in (alone.here.engines[0], together.here.engines[0])]
+    batches = [of_each_agent(each.here.engines[0]) for each in (alone, together)]
     assert [len(rows) for rows in batches[0]] == [len(rows) for rows in batches[1]]
     for mine, theirs in zip(*batches, strict=True):
         for a, b in zip(mine, theirs, strict=True):

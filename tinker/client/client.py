@@ -199,8 +199,8 @@ class Client:
         return self._waiters.broken
 
     def retire(self) -> None:
-        """Be dealt nothing more."""
-        self._send(Retire(self._run))
+        """Be dealt nothing more. Once `on_event` hears of `Settled` without deals, what is in hand is the last."""
+        self._ask(Retire, Retire(self._run))
 
     def deliver(self, message: Played) -> None:
         """We have played these; it is said again until the deal is settled."""
@@ -471,6 +471,8 @@ class Client:
     def _settled(self, message: Settled) -> None:
         if message.run == self._run:
             self._hand.settle(message.deals)
+            if not message.deals:
+                self._asked.drop(Retire)
             self._asked.drop_all(lambda key: isinstance(key, tuple) and key[0] in message.deals)
             self._on_event(message)
 

@@ -256,7 +256,7 @@ class Enlist:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Deal me nothing more of this run; what I have in hand I play to its end."""
+    """Deal me nothing more of this run; what I have in hand I play to its end. Answered by `Settled` without deals."""
 
     run: RunId
 

@@ -82,7 +82,7 @@ def test_a_host_that_joins_in_the_middle_of_a_phase_is_dealt_what_waits() -> Non
 def test_a_host_that_retires_keeps_what_it_has_and_is_dealt_nothing_more() -> None:
     made, dealt = dealing((LEARNER, 2), (ANN, 2), groups=3)
     assert dealt == [(LEARNER, 0), (ANN, 1)]
-    made.retire(ANN)
+    assert made.retire(ANN) == [(ANN, Settled(RUN, ()))]
     assert made.account(episode(2)) == []
     assert made.holder(episode(3)) == (ANN, 0)
     assert plays(made.account(episode(0))) == [(LEARNER, 2)]
