@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import numpy as np
 import pytest
+from anyio.abc import TaskGroup
 
 from tinker.engines.engine import Engine
 from tinker.engines.scripted import ScriptedEngine
@@ -47,6 +48,21 @@ def batch(number: int) -> Mapping[str, bytes]:
 
 
 @dataclass
+class Inline:
+    """A task group whose tasks are done when `finish` is awaited."""
+
+    begun: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+
+    def start_soon(self, call: Callable[..., Any], *arguments: Any, name: object = None) -> None:
+        self.begun.append((call, arguments))
+
+    async def finish(self) -> None:
+        while self.begun:
+            call, arguments = self.begun.pop(0)
+            await call(*arguments)
+
+
+@dataclass
 class Server:
     """One life of a task server with an update worker: a new engine, and what the disk holds."""
 
@@ -55,17 +71,24 @@ class Server:
     commits: Commits
     said: list[Any] = field(default_factory=list)
     clock: ManualClock = field(default_factory=ManualClock)
+    tasks: Inline = field(default_factory=Inline)
     worker: OperationWorker = field(init=False)
 
     def __post_init__(self) -> None:
         holding = Holding(self.engine, self.commits, self.clock)
-        self.worker = OperationWorker(self.engine, self.said.append, self._fetch, self.store, holding)
+        self.worker = OperationWorker(
+            self.engine, self.said.append, self._fetch, self.store, holding, cast(TaskGroup, self.tasks)
+        )
 
     async def _fetch(self, ref: BlobRef) -> Mapping[str, bytes]:
         return self.store.read(ref)
 
+    async def tell(self, message: Work | Release) -> None:
+        await self.worker.receive(message)
+        await self.tasks.finish()
+
     async def do(self, op: str, operation: Operation) -> WorkerDone | WorkerFailed:
-        await self.worker.receive(Work(RUN, OpId(op), WorkerName("w"), ANN, operation))
+        await self.tell(Work(RUN, OpId(op), WorkerName("w"), ANN, operation))
         answer: WorkerDone | WorkerFailed = self.said[-1]
         assert (answer.run, answer.op, answer.worker) == (RUN, op, "w")
         return answer
@@ -240,7 +263,7 @@ async def test_the_learners_numbers_are_committed_with_the_step(begin: Callable[
 async def test_a_run_that_is_over_leaves_no_commits(begin: Callable[[], Server], tmp_path: Path) -> None:
     server = begin()
     await undisturbed(server)
-    await server.worker.receive(Release(RUN))
+    await server.tell(Release(RUN))
     assert list((tmp_path / "state").iterdir()) == []
 
 
