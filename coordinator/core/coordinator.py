@@ -17,6 +17,7 @@ from coordinator.core.deadlines import rule_of, shut
 from coordinator.core.roster import CALLS, OF_WORKER, MemberRefused, OfWorker, Roster
 from coordinator.core.rounds import ArrivalRefused
 from coordinator.core.run import Found, Run, Sends
+from coordinator.core.surplus import surplus
 from coordinator.core.turns import Turns
 from coordinator.core.versions import Versions, WrongWeights
 from tinker.protocol import to_coordinator as said
@@ -203,7 +204,7 @@ class Coordinator:
             case said.Bye():
                 return self.lose(peer, f"it left: {message.reason}", now)
             case said.Heartbeat():
-                return []
+                return surplus(self.runs, peer, message) if message.runs or message.holding else []
             case said.Hello():
                 return self._hello_again(peer, message, now)
             case _:

@@ -76,7 +76,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """I am alive although I have nothing to say."""
+    """I am alive although I have nothing to say. A task server says what it holds: what is not wanted any more it is told again."""
+
+    holding: tuple[Held, ...] = ()
+    runs: tuple[RunId, ...] = ()  # those that it keeps anything of
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,11 @@ class Ledger:
     def held(self) -> tuple[Held, ...]:
         return tuple(Held(*key, digest) for key, digest in self.holding.items())
 
+    def runs(self) -> tuple[RunId, ...]:
+        """Those of which anything is kept here."""
+        kept = {key[0] for key in self.holding} | {each.run for each in self._worked.values()}
+        return tuple(sorted(kept | {each.turn.run for each in self._generated.values()}))
+
     def _drop(self, run: RunId, episode: object) -> None:
         """Answers of an episode (None: of every one, and of operations) that nobody will ask for again."""
         over = [

@@ -174,6 +174,9 @@ class TaskServer:
             holding=self._ledger.held(),
         )
 
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._ledger.held(), self._ledger.runs())
+
     def _spawn(self, system: ActorSystem, offer: WorkerOffer, tasks: TaskGroup) -> None:
         def rollout() -> Actor[Any, Any]:
             return RolloutWorker(offer.capacity, self.engine, self._send, self._fetch, tasks)
@@ -285,7 +288,7 @@ class TaskServer:
             silent = not self._member or self.clock.now() - self._heard > self._lease / 2
             due = self.clock.now() + (pauses.about(AGAIN) if silent else self._lease / 3)
             await self.clock.sleep_until(due)
-            self._send(Heartbeat() if self._member else self._hello())
+            self._send(self._heartbeat() if self._member else self._hello())
             if self.clock.now() - due > LATE:
                 self._heard = self.clock.now()
         self._failure = CoordinatorSilent(

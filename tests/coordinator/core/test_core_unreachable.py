@@ -27,8 +27,8 @@ from tinker.protocol.operations import Attach, Published
 from tinker.protocol.to_any import Refused, Welcome
 from tinker.protocol.to_coordinator import Held
 from tinker.protocol.to_host import RunStopped, TurnClosed
-from tinker.protocol.to_taskserver import Generate, Load, Work
-from tinker.protocol.values import AgentName, LoraSpec, OpId, PeerName, PolicyName, WorkerName
+from tinker.protocol.to_taskserver import Generate, Load, Release, Unload, Work
+from tinker.protocol.values import BASE, AgentName, LoraSpec, OpId, PeerName, PolicyName, RunId, WorkerName
 
 HOST, ONE, TWO = PeerName("host"), PeerName("one"), PeerName("two")
 A0 = version("a", 0)
@@ -202,3 +202,18 @@ def test_a_member_that_joins_and_leaves_at_once_leaves_nothing() -> None:
     assert not core.roster.peers and not core.queue and not core.runs
     core.join(server_hello("one", "ru"), 0.0)
     assert not core.runs and core.violations() == []
+
+
+def test_what_is_held_in_vain_is_told_again_with_every_heartbeat() -> None:
+    """A Release or an Unload was lost."""
+    core = playing()
+    old, gone = replace(HELD[TWO], version=version("a", 7)), replace(HELD[TWO], run=RunId("run that ended"))
+    held = (HELD[TWO], old, replace(HELD[TWO], version=BASE), replace(old, worker=WorkerName("one/r0")), gone)
+    sends = core.step(TWO, said.Heartbeat(held, (RUN, RunId("another"))), 5.0)
+    assert sends == [
+        (TWO, Release(RunId("another"))),
+        (TWO, Release(RunId("run that ended"))),
+        (TWO, Unload(RUN, WorkerName("two/r0"), version("a", 7))),
+    ]
+    assert core.step(TWO, said.Heartbeat((HELD[TWO],), (RUN,)), 6.0) == []
+    assert core.step(HOST, said.Heartbeat(), 6.0) == []

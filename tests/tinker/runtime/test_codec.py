@@ -134,7 +134,7 @@ def test_a_damaged_message_raises_only_wire_error(data: st.DataObject) -> None:
         (raw(version=True), "peer speaks version True"),
         (raw(kind="Nonsense"), "unknown kind 'Nonsense'"),
         (raw(kind=7), "unknown kind 7"),  # type: ignore[arg-type]
-        (raw(1), "Heartbeat.argument 0: Unexpected positional argument"),
+        (raw("why", 1, kind="Bye"), "Bye.argument 1: Unexpected positional argument"),
         (raw(kind="Bye"), "Bye.reason: Missing required"),
         (raw(3, kind="Bye"), "Bye.reason: Input should be a valid string"),
         (

@@ -98,3 +98,13 @@ def test_answers_go_with_their_episode_or_run_and_are_bounded() -> None:
     assert len(ledger._worked) == ledgers.KEPT
     ledger.take(Release(RUN))
     assert not ledger._worked
+
+
+def test_it_knows_of_which_runs_anything_is_kept() -> None:
+    ledger = Ledger()
+    ledger.answer(Loaded(RunId("a"), W, PolicyVersion(PolicyName("p"), 1), "digest"))
+    ledger.answer(WorkerFailed(RunId("b"), OpId("op"), W, "no"))
+    assert ledger.runs() == ("a", "b")
+    for run in ("a", "b"):
+        ledger.take(Release(RunId(run)))
+    assert ledger.runs() == ()
