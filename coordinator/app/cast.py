@@ -132,7 +132,7 @@ def _learning_problems(scenario: Scenario, config: RunConfig, local: bool) -> li
 
 
 def _barrier_problems(scenario: Scenario, config: RunConfig) -> list[str]:
-    """Quorums that cannot be reached, and deadlines of barriers that do not exist."""
+    """Quorums that cannot be reached, deadlines of barriers that do not exist, and promises that overlapping rounds cannot keep."""
     seats_of, _ = _seating(scenario, config)
     episodes = {"rollout_end": config.groups * config.group_size, "evaluate_end": len(held_out(scenario))}
     problems = []
@@ -144,6 +144,11 @@ def _barrier_problems(scenario: Scenario, config: RunConfig) -> list[str]:
     if any(learning.lags for _, learning in every_learning(scenario, config, "max_lag")):
         given = [each for each in ("update_start", "update_end") if getattr(config.barriers, each).get("deadline")]
         problems += [f"barriers.{barrier}: {NO_UPDATE_BARRIER}" for barrier in given]
+        if config.deterministic:
+            problems.append(
+                "deterministic: with max_lag the version that a rollout is played with depends on how long updates take; "
+                "set max_lag to 0, or leave deterministic out"
+            )
     return problems
 
 
