@@ -233,12 +233,17 @@ async def test_a_coordinator_that_dies_in_an_overlapped_round_goes_on_in_it(
 
 
 def test_deadlines_where_nobody_waits_and_other_nonsense_are_refused_with_the_configuration() -> None:
-    given = {"learning": {"max_lag": 1}, "barriers": {"deadline": 1.0, "update_end": {"deadline": 2.0}}}
+    given = {
+        "learning": {"max_lag": 1},
+        "deterministic": True,
+        "barriers": {"deadline": 1.0, "update_end": {"deadline": 2.0}},
+    }
     config = resolve(three_players.defaults, given, {"scenario": three_players.name})
     with pytest.raises(ConfigError) as refused:
         check(three_players, config, local=True)
     assert str(refused.value).count("nobody waits where updates begin and end") == 1
     assert "barriers.update_end" in str(refused.value)
+    assert "deterministic: with max_lag the version" in str(refused.value)
     for wrong, why in (({"max_lag": -1}, "learning.max_lag"), ({"ratio_cap": 0.5}, "must be above 1")):
         with pytest.raises(ConfigError, match=why):
             resolve({"scenario": "nim", "learning": wrong})
