@@ -156,7 +156,7 @@ class Witness:
                 self._immutable(message.version, message.digest)
                 run.loaded.add((message.worker, message.version))
             case said.WorkerDone() if isinstance(message.result, Published):
-                self._published(message.result)
+                self._published(run, message.result)
             case told.Opened():
                 self._opened(run, message)
             case told.Play():
@@ -469,14 +469,17 @@ class Witness:
 
     # --- inside ---
 
-    def _published(self, result: Published) -> None:
+    def _published(self, run: RunAccount, result: Published) -> None:
         version = result.version
+        told_before = version in self.published
         self._immutable(version, result.adapter.digest)
         newest = self.newest.get(version.policy, -1)
-        if version.version != newest:
-            if version.version != newest + 1:
-                self.broken.append(f"I9 {version} was published after {newest}")
-            self.newest[version.policy] = version.version
+        if told_before and version.version <= newest:
+            return
+        self.newest[version.policy] = version.version
+        gaps = any(run.left_out.values())  # the number of an update that did not count is not used again
+        if version.version <= newest or (version.version != newest + 1 and not gaps):
+            self.broken.append(f"I9 {version} was published after {newest}")
 
     def _immutable(self, version: PolicyVersion, digest: str) -> None:
         known = self.published.setdefault(version, digest)
