@@ -171,6 +171,21 @@ def full_journal(world: World) -> None:
     world.later(world.rng.uniform(0.5, 6.0), setattr, world.journal, "full", False)
 
 
+def drain_coordinator(world: World) -> None:
+    """SIGTERM: it ends its runs, leaves, and is started again."""
+    if world.daemon is not None and world.coordinator not in world.net.dead:
+        world.daemon.stop()
+
+
+def drain_server(world: World) -> None:
+    """SIGTERM: it finishes what it has begun and leaves; another one comes."""
+    if world.live:
+        name = world.rng.choice(sorted(world.live))
+        world.live[name].drain()
+        world.did["task server drained"] += 1
+        world.later(world.rng.uniform(0.1, 5.0), world.start_server, "rfu")
+
+
 def calm(world: World) -> None:
     world.net.weather = Weather()
 
@@ -201,6 +216,8 @@ FAULTS: dict[str, Callable[[Any], None]] = {
         kill_while_writing,
         kill_machine,
         full_journal,
+        drain_coordinator,
+        drain_server,
         calm,
     )
 }

@@ -60,6 +60,7 @@ class World:
     witness: Witness = field(default_factory=Witness)
     mood: Mood = field(default_factory=Mood)
     core: WatchedCore | None = None
+    daemon: Daemon | None = None
     coordinator: str = ""
     plays: dict[str, SimPlay] = field(default_factory=dict)
     outcomes: dict[str, Exit] = field(default_factory=dict)
@@ -140,7 +141,16 @@ class World:
         arrays = Arrays()
         arrays._tokenizers = self.journal.tokenizers
         daemon = Daemon(core, listener, clock, cpu=lambda: 0.0, recorder=recorder, arrays=arrays)
-        self.begin(self.coordinator, daemon.serve)
+        self.daemon = daemon
+
+        async def serve() -> None:
+            """Until it is told to drain; then another one comes."""
+            await daemon.serve()
+            self.did["coordinator drained"] += 1
+            self.note("the coordinator has drained")
+            self.later(self.rng.uniform(0.1, 6.0), self.start_coordinator)
+
+        self.begin(self.coordinator, serve)
 
     def kill_coordinator(self, *, machine: bool = False) -> None:
         """It comes again soon, after the machine failed without what had not reached its disk."""

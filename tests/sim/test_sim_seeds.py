@@ -46,6 +46,8 @@ SOMETIMES = (
     "opening told again",
     "outcome of an operation told again",
     "answer of another version",
+    "coordinator drained",
+    "task server drained",
     "core: repeated Hello",
     "frames duplicated",
     "frames that overtook",
