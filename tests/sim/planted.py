@@ -271,6 +271,17 @@ def late_answer_counts() -> Iterator[None]:
         yield
 
 
+@planted("a host hears a coordinator of a lower epoch")
+def old_coordinator_heard() -> Iterator[None]:
+    right = client.Client._welcome
+
+    def welcome(self: client.Client, message: Any) -> None:
+        right(self, replace(message, epoch=max(message.epoch, self.epoch)))
+
+    with mock.patch.object(client.Client, "_welcome", welcome):
+        yield
+
+
 def find(name: str, limit: int = LIMIT) -> tuple[int, str] | None:
     """The first seed that finds this fault, and what it says; None: none of the first `limit` does."""
     with PLANTED[name].plant():

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sim_net import Weather
 
+from tinker.protocol.to_any import Welcome
+from tinker.protocol.to_host import RunStopped
+from tinker.protocol.values import PeerName
+from tinker.runtime.codec import encode
+
 if TYPE_CHECKING:
     from sim_world import World
 
@@ -177,6 +182,18 @@ def drain_coordinator(world: World) -> None:
         world.daemon.stop()
 
 
+def old_coordinator(world: World) -> None:
+    """One of an earlier epoch wakes up beside the one that has replaced it, and ends every run that it remembers."""
+    runs = world.core.runs if world.core is not None else ()
+    for link in list(world.net.links.values()):
+        known = world.witness.welcomed.get(link.process, 0)
+        if known > 1:
+            world.did["old coordinator spoke"] += 1
+            link.down.put(encode(Welcome(PeerName("coordinator"), known - 1, 4.0)))
+            for run in runs if link.process in world.plays else ():
+                link.down.put(encode(RunStopped(run, "an old coordinator says so")))
+
+
 def drain_server(world: World) -> None:
     """SIGTERM: it finishes what it has begun and leaves; another one comes."""
     if world.live:
@@ -218,6 +235,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
         full_journal,
         drain_coordinator,
         drain_server,
+        old_coordinator,
         calm,
     )
 }
@@ -238,6 +256,7 @@ BENIGN = frozenset(  # no run ends by these
         "kill_while_writing",
         "kill_machine",
         "full_journal",
+        "old_coordinator",
         "calm",
     }
 )

@@ -149,7 +149,7 @@ class Stream:
             net.did["frames lost"] += 1
             net.trace(self.sender, self.receiver, data, "lost")
             return
-        self._put(data)
+        self.put(data)
         if rng.random() < weather.duplicate:  # it was sent once more on another way: it may come much later
             net.did["frames duplicated"] += 1
             net.loop.at(net.loop.time() + rng.choice((0.0, 0.05, 2.0)) * rng.random(), self._again, data, self._broken)
@@ -161,7 +161,8 @@ class Stream:
             net.arrived(self.sender, self.receiver, data)
             self._deliver(data)
 
-    def _put(self, data: bytes) -> None:
+    def put(self, data: bytes) -> None:
+        """It is under way, whoever sent it."""
         net = self._net
         weather, rng = net.weather, net.rng
         takes = rng.uniform(*weather.latency)

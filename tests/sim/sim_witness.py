@@ -22,7 +22,7 @@ from tinker.protocol import ToAny, ToCoordinator, ToHost, ToTaskserver
 from tinker.protocol import to_coordinator as said
 from tinker.protocol import to_host as told
 from tinker.protocol.batches import Row
-from tinker.protocol.operations import Attach, Published, Rewind, Score
+from tinker.protocol.operations import Attach, Publish, Published, Rewind, Score
 from tinker.protocol.to_any import Welcome
 from tinker.protocol.to_taskserver import Generate, Load, Work
 from tinker.protocol.values import (
@@ -108,6 +108,7 @@ class Witness:
         self.newest: dict[PolicyName, int] = {}
         self.did: Counter[str] = Counter()
         self._epoch = 0  # the highest that was said
+        self.welcomed: dict[str, int] = {}  # the highest that each process heard
         self._below = 0  # epochs that are over
         self._read: dict[bytes, Any] = {}
         self.effects: Counter[tuple[str, PolicyName, str]] = Counter()
@@ -287,14 +288,15 @@ class Witness:
         self.did["agents left out"] += 1
         out = {AgentName(name) for name in message.dropped}
         run.left_out.setdefault(message.round, set()).update(out)
-        run.fenced |= {agent for agent in out if (message.round, agent) in run.updating}
+        if not run.overlap:  # else its update goes on beside the round that it is left out of
+            run.fenced |= {agent for agent in out if (message.round, agent) in run.updating}
         if len(message.members) < rule.quorum:
             self.broken.append(f"R5 {at} opened with {message.members}, its quorum is {rule.quorum}")
 
     def _may_update(self, run: RunAccount, message: told.MayUpdate) -> None:
         spec, at = run.spec, (message.round, Phase.UPDATE, Edge.END)
         run.updating.add((message.round, message.agent))
-        if message.agent in run.left_out.get(message.round, ()):
+        if message.agent in run.left_out.get(message.round, ()) and not run.overlap:
             self.broken.append(f"R5 {message.agent} was left out of round {message.round}, and may update")
         for group in spec.update_order:
             if message.agent in group:
@@ -394,6 +396,8 @@ class Witness:
     def arrived(self, sender: str, receiver: str, data: bytes) -> None:
         message = self.read(data)
         match message:
+            case Welcome():
+                self.welcomed[receiver] = max(message.epoch, self.welcomed.get(receiver, 0))
             case told.Opened() if message.run in self.runs:
                 heard = self.runs[message.run].heard
                 at = (message.round, message.phase, message.edge)
@@ -477,8 +481,15 @@ class Witness:
         if told_before and version.version <= newest:
             return
         self.newest[version.policy] = version.version
-        gaps = any(run.left_out.values())  # the number of an update that did not count is not used again
-        if version.version <= newest or (version.version != newest + 1 and not gaps):
+        asked = {
+            each.operation.version
+            for each in run.operations.values()
+            if each.policy == version.policy and isinstance(each.operation, Publish)
+        }
+        between = set(
+            range(newest + 1, version.version)
+        )  # asked for in updates that failed or did not count, and not used again
+        if version.version <= newest or not asked >= between - {0}:
             self.broken.append(f"I9 {version} was published after {newest}")
 
     def _immutable(self, version: PolicyVersion, digest: str) -> None:

@@ -16,3 +16,9 @@ def test_a_host_that_is_suspended_while_it_joins_goes_on_waiting(seed: int) -> N
 def test_an_operation_keeps_its_outcome_when_the_coordinators_machine_fails() -> None:
     """Outcomes were not on disk before they left: the machine failed, the task server died, and what was done was said to have failed."""
     play(34, Plan(3, 2, ("kill_machine", "cut", "kill_machine", "kill_server")))
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_who_has_heard_an_old_coordinator_still_finds_the_new_one_when_that_restarts(seed: int) -> None:
+    """It heard nothing of a lower epoch, and not either that the new one knew it no longer."""
+    play(seed, Plan(2, 2, ("kill_coordinator", "old_coordinator", "kill_machine", "old_coordinator")))

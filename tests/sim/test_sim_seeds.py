@@ -48,6 +48,7 @@ SOMETIMES = (
     "answer of another version",
     "coordinator drained",
     "task server drained",
+    "old coordinator spoke",
     "core: repeated Hello",
     "frames duplicated",
     "frames that overtook",

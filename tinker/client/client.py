@@ -377,6 +377,8 @@ class Client:
         if isinstance(message, Welcome):
             self._welcome(message)
         if self._fenced or self._waiters.broken:  # from a coordinator that was replaced, or after the run's end
+            if isinstance(message, Refused) and message.stranger and not self._waiters.broken:
+                self._stranger()  # perhaps it is not the old one: Hello, and whoever says Welcome says its epoch
             return
         self._heard = self._clock.now()
         put = self._waiters.put

@@ -208,6 +208,8 @@ class TaskServer:
             self._fenced = message.epoch < self._epoch
         if self._fenced:
             log.warning("not heard", why=f"the coordinator was replaced by one of epoch {self._epoch}")
+            if isinstance(message, Refused) and message.stranger:
+                self._refused(message)  # perhaps it is not the old one: Hello, and whoever says Welcome says its epoch
             return
         self._heard = self.clock.now()
         match message:
