@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from tinker.protocol.making import changed
 from tinker.protocol.to_host import Delivered, Play, Settled
 from tinker.protocol.values import BlobRef, Dealt, EpisodeId, PeerName, Phase, PolicyVersion, RunId, Term
 
@@ -80,7 +81,7 @@ class Dealing:
         self.groups = {number: Group(tuple(group)) for number, group in enumerate(groups)}
         self.where = {episode: number for number, group in enumerate(groups) for episode in group}
         self.waiting = tuple(self.groups)
-        self.hosts = {name: replace(hand, load=0) for name, hand in self.hosts.items()}
+        self.hosts = {name: changed(hand, load=0) for name, hand in self.hosts.items()}
         return self._deal()
 
     def account(self, episode: EpisodeId) -> Sends:
@@ -92,14 +93,14 @@ class Dealing:
         if group.host and episode not in group.delivered:
             self._unload(group.host, 1)
         left = tuple(each for each in group.episodes if each != episode)
-        self.groups[number] = replace(group, episodes=left, delivered=group.delivered - {episode})
+        self.groups[number] = changed(group, episodes=left, delivered=group.delivered - {episode})
         return (self._settle((number,)) if not left else []) + self._deal()
 
     def drop(self) -> Sends:
         """Nothing of this phase is played any more."""
         sends = self._settle(tuple(self.groups))
         self.where, self.waiting = {}, ()
-        self.hosts = {name: replace(hand, load=0) for name, hand in self.hosts.items()}
+        self.hosts = {name: changed(hand, load=0) for name, hand in self.hosts.items()}
         return sends
 
     # --- hosts ---
@@ -107,21 +108,21 @@ class Dealing:
     def join(self, host: PeerName, capacity: int) -> Sends:
         """A further host is there; one that is there already may have another capacity, and is retired no longer."""
         known = self.hosts.get(host, Hand(capacity))
-        self.hosts[host] = replace(known, capacity=capacity, retired=False, cut=False)
+        self.hosts[host] = changed(known, capacity=capacity, retired=False, cut=False)
         return self._deal()
 
     def retire(self, host: PeerName) -> Sends:
         """A further host is dealt nothing more. What it was dealt it has heard before it hears this answer, which settles nothing."""
         if host == self.learner:
             return []
-        self.hosts[host] = replace(self.hosts[host], retired=True)
+        self.hosts[host] = changed(self.hosts[host], retired=True)
         return [(host, Settled(self.run, ()))]
 
     def reach(self, host: PeerName, reached: bool) -> Sends:
         """The host can be reached again, or cannot be: it keeps what it has, and is dealt nothing meanwhile."""
         if host not in self.hosts or self.hosts[host].cut is not reached:
             return []
-        self.hosts[host] = replace(self.hosts[host], cut=not reached)
+        self.hosts[host] = changed(self.hosts[host], cut=not reached)
         return self._deal()
 
     def lose(self, host: PeerName) -> tuple[tuple[EpisodeId, ...], Sends]:
@@ -155,7 +156,7 @@ class Dealing:
         if not left:
             return []
         self._unload(host, len(set(left) - group.delivered))
-        self.groups[deal.group] = replace(group, delivered=group.delivered | set(left))
+        self.groups[deal.group] = changed(group, delivered=group.delivered | set(left))
         return [(self.learner, Delivered(self.run, host, deal, left, bundle)), *self._deal()]
 
     def holder(self, episode: EpisodeId) -> tuple[PeerName, int]:
@@ -181,14 +182,14 @@ class Dealing:
             host = min(open_, key=lambda each: each[0])[1]
             number, self.waiting = self.waiting[0], self.waiting[1:]
             group = self.groups[number]
-            self.groups[number] = replace(group, host=host)
+            self.groups[number] = changed(group, host=host)
             self._unload(host, -len(group.episodes))
             sends.append((host, self._play(number)))
         return sends
 
     def _unload(self, host: PeerName, episodes: int) -> None:
         hand = self.hosts[host]
-        self.hosts[host] = replace(hand, load=hand.load - episodes)
+        self.hosts[host] = changed(hand, load=hand.load - episodes)
 
     def _settle(self, numbers: tuple[int, ...]) -> Sends:
         """These groups are over; whoever had them is told (the learner host knows)."""

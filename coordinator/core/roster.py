@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from tinker.protocol import to_coordinator as said
+from tinker.protocol.making import changed
 from tinker.protocol.to_coordinator import Hello, WorkerOffer
 from tinker.protocol.values import PeerName, PoolKind, Role, WorkerName
 
@@ -138,7 +139,7 @@ def restart(roster: Roster, until: float) -> Roster:
 
 def hear(roster: Roster, name: PeerName, now: float) -> Roster:
     """Any message renews the lease."""
-    return replace(roster, peers={**roster.peers, name: replace(roster.peers[name], heard=now)})
+    return changed(roster, peers={**roster.peers, name: changed(roster.peers[name], heard=now)})
 
 
 def part(roster: Roster, name: PeerName, now: float) -> Roster:

@@ -74,6 +74,8 @@ class Counts:
 class ActorRef(Generic[M, R]):
     """How others reach an actor. Outlives it."""
 
+    __slots__ = ("_cell",)
+
     def __init__(self, cell: _Cell[M, R]) -> None:
         self._cell = cell
 
@@ -299,8 +301,16 @@ class _Cell(Generic[M, R]):
         actor, self._next_life = self._next_life or self._factory(), None
         try:
             await actor.started()
-            while (envelope := await self._next()) is not None:
-                await self._handle(actor, envelope)
+            while not self._stopping:
+                envelope = self._next()
+                if envelope is not None:
+                    await self._handle(actor, envelope)
+                    continue
+                self._wake = asyncio.get_running_loop().create_future()
+                try:
+                    await self._wake  # no deadline: an actor waits for work as long as it lives
+                finally:
+                    self._wake = None
         except BaseException:
             try:
                 await _finish(actor)
@@ -311,20 +321,14 @@ class _Cell(Generic[M, R]):
             raise
         await _finish(actor)
 
-    async def _next(self) -> _Envelope[M, R] | None:
-        """The next message somebody still wants handled; None: stop. No deadline: an actor waits for work as long as it lives."""
-        while not self._stopping:
-            while self.mailbox:
-                envelope = self.mailbox.popleft()
-                if envelope.answer is None or not envelope.answer.done():
-                    return envelope
-                self.counts.abandoned += 1
-            self.mailbox = ()
-            self._wake = asyncio.get_running_loop().create_future()
-            try:
-                await self._wake
-            finally:
-                self._wake = None
+    def _next(self) -> _Envelope[M, R] | None:
+        """The next message somebody still wants handled."""
+        while self.mailbox:
+            envelope = self.mailbox.popleft()
+            if envelope.answer is None or not envelope.answer.done():
+                return envelope
+            self.counts.abandoned += 1
+        self.mailbox = ()
         return None
 
     async def _handle(self, actor: Actor[M, R], envelope: _Envelope[M, R]) -> None:
