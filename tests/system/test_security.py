@@ -292,7 +292,7 @@ def test_a_running_coordinator_reads_its_authorized_file_again(here: Machine, ho
 
 
 async def test_a_run_that_the_key_does_not_allow_is_refused(tmp_path: Path) -> None:
-    from tinker.protocol.to_coordinator import AgentSpec, RunSpec
+    from tinker.protocol.to_coordinator import AgentSpec, Enlist, RunSpec
     from tinker.protocol.values import AgentName, PolicyName
 
     async with protected(tmp_path, ("host", "ann runs=exp-*,try-?")) as hub:
@@ -303,6 +303,9 @@ async def test_a_run_that_the_key_does_not_allow_is_refused(tmp_path: Path) -> N
         answer = await told(connection, Submit(spec))
         assert isinstance(answer, Refused)
         assert "may not submit run 'prod-1', only exp-*, try-?" in answer.reason
+        answer = await told(connection, Enlist(RunId("prod-1"), "guess", 1))
+        assert isinstance(answer, Refused)
+        assert "may not play for run 'prod-1', only for exp-*, try-?" in answer.reason
         assert not hub.core.queue
         connection.send(encode(Submit(RunSpec(RunId("exp-1"), *(getattr(spec, f) for f in RunSpec.__slots__[1:])))))
         await connection.receive()

@@ -11,6 +11,7 @@ from tinker.protocol.operations import Attach, ForwardBackward, Publish, Publish
 from tinker.protocol.to_coordinator import (
     AgentSpec,
     Arrive,
+    Enlist,
     EpisodeEnded,
     Hello,
     Loaded,
@@ -227,3 +228,33 @@ def test_a_coordinator_that_nobody_has_joined_says_so() -> None:
 
 def test_durations_are_readable() -> None:
     assert [ago(seconds) for seconds in (0.25, 59.9, 61, 7260)] == ["0.2 s", "59.9 s", "1 min 1 s", "2 h 1 min"]
+
+
+def test_the_hosts_of_a_run_are_named_with_what_they_have_in_hand() -> None:
+    core = admitted()
+    core.join(Hello(Role.HOST, PeerName("more"), "there", 7), 10.0)
+    core.step(PeerName("more"), Enlist(RUN, "guess", 4), 10.0)
+    for agent in ("ann", "bob"):
+        attach(core, agent)
+    core.runs[RUN].dealing.retire(PeerName("more"))
+    arrive(core, Phase.ROLLOUT, Edge.START, "ann", "bob")
+    now = snapshot(core, 12.0)
+    assert [(each.name, each.state, each.episodes) for each in now.runs[0].hosts] == [
+        ("host", "learner", 2),
+        ("more", "retired", 0),
+    ]
+    assert "  hosts, with episodes in hand: host 2/256 (learner), more 0/4 (retired)" in list(described(now))
+    core.part(PeerName("more"), 12.0)
+    assert snapshot(core, 12.0).runs[0].hosts[1].state == "away"
+
+
+def test_runs_that_were_stopped_are_named_with_the_reason() -> None:
+    core = rolling_out()
+    core.lose(HOST, "its process 1 has ended", 13.0)
+    now = snapshot(core, 14.0)
+    (stopped,) = now.stopped
+    assert (stopped.run, stopped.scenario, stopped.host) == (RUN, "guess", HOST)
+    (line,) = [line for line in described(now) if "was stopped" in line]
+    assert line.startswith(
+        "run run (guess) of host was stopped: its learner host host is gone (its process 1 has ended)"
+    )
