@@ -22,7 +22,7 @@ from tinker.protocol import ToAny, ToCoordinator, ToHost, ToTaskserver
 from tinker.protocol import to_coordinator as said
 from tinker.protocol import to_host as told
 from tinker.protocol.batches import Row
-from tinker.protocol.operations import Attach, Publish, Published, Rewind, Score
+from tinker.protocol.operations import Attach, LoadState, Publish, Published, Rewind, SaveState, Score
 from tinker.protocol.to_any import Welcome
 from tinker.protocol.to_taskserver import Generate, Load, Work
 from tinker.protocol.values import (
@@ -348,7 +348,7 @@ class Witness:
             return
         if asked.operation != message.operation:
             self.broken.append(f"I7 {message.op} is another operation")
-        if isinstance(message.operation, Attach | Score):
+        if isinstance(message.operation, Attach | LoadState | SaveState | Score):
             return
         if (run.updates.get(asked.agent), asked.agent) in run.through:
             self.broken.append(f"O1 {message.op} after the update of {asked.agent} had ended")
@@ -489,7 +489,7 @@ class Witness:
         between = set(
             range(newest + 1, version.version)
         )  # asked for in updates that failed or did not count, and not used again
-        if version.version <= newest or not asked >= between - {0}:
+        if version.version <= newest or not asked >= between:
             self.broken.append(f"I9 {version} was published after {newest}")
 
     def _immutable(self, version: PolicyVersion, digest: str) -> None:
