@@ -409,7 +409,7 @@ class Coordinator:
 
     def _lacks(self, run: Run, now: float) -> Sends:
         """Stop a run that lacks a worker, once it has waited as long as it may."""
-        if run.lacking is None or run.rounds.finished or now - run.lacking < run.spec.worker_deadline:
+        if run.lacking is None or now - run.lacking < run.spec.worker_deadline:
             return []
         waited = f", and no other has come in {now - run.lacking:.0f} s" if run.spec.worker_deadline else ""
         remedy = "Published versions are kept; start a task server and submit a new run, or resume this one"

@@ -131,6 +131,16 @@ class TestNobodyLeft:
         )
         assert not desk.core.runs
 
+    def test_after_its_last_round_too_it_waits_no_longer_than_that(self) -> None:
+        """States are still saved then, and agents that may lag still update."""
+        desk = updating()
+        assert "Opened" in kinds(desk.says(HOST, arrival("a", 1, UPDATE, END, 0)))
+        assert desk.core.runs[RUN].rounds.finished
+        desk.operate("save", "a", SaveState())
+        desk.says(SERVER, said.WorkerLost(U2, "it was killed"))
+        desk.now = 60.0
+        assert len(of(RunStopped, desk.keep(desk.core.tick(desk.now)))) == 1
+
     def test_turns_wait_for_a_rollout_worker_and_go_to_it_once_it_has_loaded(self) -> None:
         desk = admitted(run_spec(agent("a"), worker_deadline=60.0))
         desk.publish("attach", "a", Attach(LoraSpec()), 0)
