@@ -51,7 +51,7 @@ class Wire:
     async def fetch(self, message: Delivered) -> list[Episode]:
         self.fetched.append(message.bundle.digest)
         await anyio.lowlevel.checkpoint()
-        return [episode(id, "ann") for id in message.episodes]
+        return [episode(id, message.bundle.digest) for id in message.episodes]
 
     async def one(self, message: Play, id: EpisodeId) -> Episode:
         await self.playing.wait()
@@ -72,7 +72,7 @@ async def test_own_and_delivered_episodes_make_the_phase_full() -> None:
     wire.bring.send_nowait(delivered(*IDS[2:]))
     episodes = await wire.phase(4).play(wire.one)
     assert [(each.episode, each.recording.seed) for each in episodes] == list(
-        zip(IDS, ("us", "us", "ann", "ann"), strict=True)
+        zip(IDS, ("us", "us", "d", "d"), strict=True)
     )
     assert sorted(each.episode for each in wire.accounts) == list(IDS)
     wire.close()
@@ -97,7 +97,7 @@ async def test_what_comes_twice_is_kept_once_and_accounted_for_again() -> None:
         assert len(wire.accounts) > 1
         wire.playing.set()
         wire.deal.send_nowait(play(IDS[1]))
-    assert [each.episode for each in got[0]] == list(IDS[:2])
+    assert [(each.episode, each.recording.seed) for each in got[0]] == [(IDS[0], "d"), (IDS[1], "us")]
     wire.close()
 
 
@@ -113,7 +113,7 @@ async def test_an_episode_that_was_dealt_to_us_and_is_delivered_after_all_is_pla
         wire.deal.send_nowait(play(IDS[0], attempt=1))
         await anyio.wait_all_tasks_blocked()
         wire.bring.send_nowait(delivered(IDS[0]))
-    assert [each.recording.seed for each in got[0]] == ["ann"]
+    assert [each.recording.seed for each in got[0]] == ["d"]
     wire.close()
 
 
