@@ -1,8 +1,9 @@
 """Runs one command and never leaves it, or anything it started, behind. A program of its own: `warden.py GRACE COMMAND...`.
 
 Whoever starts it holds its standard input. When that closes, because it was told to or because its parent is gone (SIGKILL too), or at
-SIGTERM, the command's whole process group gets SIGTERM, and SIGKILL after GRACE seconds. If the warden itself is killed, the kernel kills
-the command. It ends as the command did. Only the standard library, so that it starts at once. Linux.
+SIGTERM, the command gets SIGTERM, so that it can end its own children in order; after GRACE seconds, or when it has ended, whatever is
+left of its process group gets SIGKILL. If the warden itself is killed, the kernel kills the command. It ends as the command did. Only the
+standard library, so that it starts at once. Linux.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(grace: float, command: list[str]) -> int:
             _drain(told)
             if child.poll() is None and (_stopping or _closed(sys.stdin.fileno())):
                 until = time.monotonic() + grace
-                _signal_group(child.pid, signal.SIGTERM)
+                child.terminate()
         elif until is not None:
             if time.monotonic() > until:
                 break
