@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
+import structlog
 from system_processes import SCRIPTED, Machine, Program, machine, wait_until
 
 from coordinator.app.access import Access
@@ -399,6 +400,7 @@ async def test_an_oversized_frame_is_refused_named_and_costs_its_sender_only_its
         assert hub.refusals["frame", "too large"] == 1
         await good.aclose()
         await bad.aclose()
+    structlog.reset_defaults()  # what it writes to will be closed
     told_of = capsys.readouterr().err
     assert 'event=refused what=frame member=spy reason="a frame of 102000000 bytes; at most 16777216 fit"' in told_of
     assert "secret" not in told_of
