@@ -111,11 +111,15 @@ class Play:
                 self.interrupt.spool = spool = Path(stack.enter_context(place))
                 address = self.request.coordinator or await self._start_daemons(stack, spool)
                 return await self._host(address, spool)
-        except (ClientError, ProcessDied) as error:
+        except (
+            ClientError,
+            ProcessDied,
+            BulkError,
+        ) as error:  # a coordinator that has ended the run has removed its bundles, too
             if self.drained:
                 return Exit("interrupted", 0, f"{self.drained}; finished rounds are kept ({error})")
-            return _failed(error)
-        except (RunDirectoryError, BulkError, ConfigError) as error:
+            return Exit("failed", 1, str(error)) if isinstance(error, BulkError) else _failed(error)
+        except (RunDirectoryError, ConfigError) as error:
             return Exit("failed", 1, str(error))
         except Exception:  # a fault of this program: the run's directory must say so too
             return Exit("crashed", 1, traceback.format_exc())

@@ -19,13 +19,13 @@ def here(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
-def start(here: Machine, *options: str) -> tuple[Program, Program, Program]:
+def start(here: Machine, *options: str, run: tuple[str, ...] = ()) -> tuple[Program, Program, Program]:
     """A coordinator, a task server and a host that has finished a round."""
     coordinator = here.start("coordinator", "--bind", "tcp://127.0.0.1:0", *options)
     address = coordinator.ready()
     server = here.start("taskserver", "--coordinator", address, *SCRIPTED, "--name", "server")
     server.ready()
-    host = here.start("run", "guess", "--coordinator", address, *LONG, "--out", "run")
+    host = here.start("run", "guess", "--coordinator", address, *LONG, *run, "--out", "run")
     wait_until(lambda: bool(here.rows()) or host.over, host.story)
     assert not host.over, host.story()
     return coordinator, server, host
@@ -84,7 +84,7 @@ def test_the_coordinator_of_a_local_run_drains_it(here: Machine) -> None:
 
 
 def test_a_task_server_says_good_bye_and_ends(here: Machine) -> None:
-    coordinator, server, host = start(here)
+    coordinator, server, host = start(here, run=("--set", "worker_deadline=1"))
     server.signal(signal.SIGTERM)
     assert server.wait() == 0, server.story()
     assert host.wait() == 3, host.story()
