@@ -362,7 +362,7 @@ class Witness:
         over = (round, Phase.UPDATE, Edge.END) in run.opened
         if over:
             self.broken.append(f"O1 {message.op} after the update of round {round} was over")
-        if asked.agent in run.left_out.get(round, ()):
+        if asked.agent in run.left_out.get(round, ()) and not run.overlap:
             self.broken.append(
                 f"R5 {message.op} moves the weights of {asked.agent}, which was left out of round {round}"
             )
