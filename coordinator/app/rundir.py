@@ -67,7 +67,7 @@ class RunDirectory:
         """For `create` and `reopen` only: `path` holds a `metrics.jsonl`. RunDirectoryError if another process writes there."""
         self.path = path
         with blamed(path):
-            self._lock = self.metrics.open("rb")  # closed with the process, however it ends
+            self._lock = self.metrics.open("rb")  # until `finish`, or the end of the process
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -194,8 +194,11 @@ class RunDirectory:
         return path
 
     def finish(self, exit: Exit) -> Path:
-        """Say why the run ended, in `exit.json`. Whoever finds this file finds a run that is over."""
-        return self.write_text("exit.json", json.dumps(asdict(exit), indent=2) + "\n")
+        """Say why the run ended, in `exit.json`, and let the directory go. Whoever finds this file finds a run that is over."""
+        try:
+            return self.write_text("exit.json", json.dumps(asdict(exit), indent=2) + "\n")
+        finally:
+            self._lock.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
