@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -67,9 +68,10 @@ class RunDirectory:
         """For `create` and `reopen` only: `path` holds a `metrics.jsonl`. RunDirectoryError if another process writes there."""
         self.path = path
         with blamed(path):
-            self._lock = self.metrics.open("rb")  # until `finish`, or the end of the process
+            lock = os.open(self.metrics, os.O_RDONLY)
+        self._let_go = weakref.finalize(self, os.close, lock)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunDirectoryError(
                 f"{path} is being written by another process: wait until that run is over"
@@ -198,7 +200,7 @@ class RunDirectory:
         try:
             return self.write_text("exit.json", json.dumps(asdict(exit), indent=2) + "\n")
         finally:
-            self._lock.close()
+            self._let_go()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
