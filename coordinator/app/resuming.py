@@ -18,7 +18,7 @@ from coordinator.app.checkpoints import Checkpoint, unpacked
 from coordinator.app.checks import checked
 from coordinator.app.config import ConfigError, config_text, merged, read_toml
 from coordinator.app.local import RunRequest
-from coordinator.app.rundir import RunDirectory, RunDirectoryError, blamed, read_metrics
+from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed, read_metrics
 from scenarios import load_scenario
 from tinker.protocol.values import AgentName
 
@@ -79,11 +79,11 @@ def resume(path: Path) -> Resumed:
     return Resumed(directory, config, unpacked(files) if files is not None else None)
 
 
-def resumed_request(path: Path, rounds: int | None, coordinator: str, command: str) -> RunRequest:
+def resumed_request(path: Path, rounds: int | None, coordinator: str, command: str) -> RunRequest | None:
     """The run in this directory, ready to be played on, to `rounds` rounds (None: as many as it was to play).
 
     The directory is claimed and put back to its newest checkpoint. ConfigError, ScenarioError or RunDirectoryError, and nothing was
-    changed, if it cannot go on.
+    changed, if it cannot go on. None: it was cut off after its last round, before it had said so, and now it has.
     """
     resumed = resume(path)
     given = merged(resumed.config, {} if rounds is None else {"rounds": rounds})
@@ -95,6 +95,9 @@ def resumed_request(path: Path, rounds: int | None, coordinator: str, command: s
         )
     if resumed.checkpoint is None and not config.checkpoint_every:
         raise RunDirectoryError(f"{path} cannot be gone on with: it keeps no checkpoints (checkpoint_every is 0)")
+    if resumed.round >= config.rounds and not (path / "exit.json").exists():
+        resumed.directory.finish(Exit("finished", 0, f"all {config.rounds} rounds were played"))
+        return None
     if resumed.round >= config.rounds:
         raise RunDirectoryError(
             f"{path} has played {resumed.round} rounds, all it was to play: give a larger number with --rounds to play more"

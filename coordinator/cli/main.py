@@ -160,7 +160,7 @@ def run(
                     "--resume goes on with the run as it was configured: only --rounds and --coordinator may be given"
                 )
             request = resumed_request(resume, rounds, coordinator, command)
-            raise typer.Exit(_play(request, keys))
+            raise typer.Exit(_play(request, keys) if request is not None else 0)
         if not scenario:
             raise ConfigError(
                 "name a scenario (`opentinker scenarios` lists them), or a run to go on with: --resume RUN"

@@ -56,6 +56,14 @@ def test_a_run_can_be_played_on_after_its_last_round(here: Machine, scripted: tu
     assert "rounds = 3" in (here.place / "run/config.toml").read_text()
 
 
+def test_a_run_that_was_cut_off_after_its_last_round_is_finished(here: Machine) -> None:
+    play(here, "run", *SCRIPTED, "--rounds", "1")
+    (here.place / "run/exit.json").unlink()
+    program = here.start("run", "--resume", "run")
+    assert program.wait() == 0 and program.err.read_text() == ""
+    assert here.exit()["reason"] == "finished"
+
+
 def test_a_damaged_checkpoint_is_passed_over(here: Machine, scripted: tuple[dict[str, Any], int]) -> None:
     play(here, "run", *SCRIPTED, "--rounds", "2")
     newest = max((here.place / "run/checkpoints/rounds").iterdir())
