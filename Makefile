@@ -19,7 +19,7 @@ help:
 	@echo "make test     lint, types and all tests (installs the development tools first)"
 	@echo "make sglang   make .venv-sglang with a real SGLang for this CPU (3 GB, some minutes)"
 	@echo "make test-sglang   tests with a real SGLang server (skipped, loudly, where it cannot be installed)"
-	@echo "make sim      the whole system under a virtual clock: SEEDS=N histories, or SEEDS=A..B"
+	@echo "make sim      the whole system under a virtual clock: SEEDS=N histories, SEEDS=A..B, or SEEDS='core STEPS'"
 	@echo "make lint     ruff: rules and formatting, changes nothing"
 	@echo "make types    mypy --strict"
 	@echo "make format   format the code and apply safe fixes"
