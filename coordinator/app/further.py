@@ -25,7 +25,7 @@ from tinker.client import Client, ClientError, CoordinatorLost, Event, RunOver
 from tinker.protocol.episodes import Episode
 from tinker.protocol.to_any import Draining
 from tinker.protocol.to_coordinator import Enlist, Hello, Played
-from tinker.protocol.to_host import Queued, Settled
+from tinker.protocol.to_host import Enlisted, Queued, Settled
 from tinker.protocol.values import Dealt, PeerName, Role, RunId
 from tinker.runtime.bulk import BULK_LIMITS, BulkClient, BulkError, machine_id
 from tinker.runtime.clock import Clock, MonotonicClock
@@ -85,11 +85,8 @@ class Further:
         return exit
 
     async def _play(self, client: Client) -> Exit:
-        with anyio.move_on_after(JOIN) as joining:
-            await client.joined()
-        if joining.cancelled_caught:
-            raise CoordinatorLost(f"no coordinator answers at {self.address}; start one with `opentinker coordinator`")
-        enlisted = await client.enlist(Enlist(self.run, self.scenario.name, self.capacity, terms(self.scenario)))
+        await client.joined(JOIN, self.address)
+        enlisted = await self._enlist(client)
         template = ChatTemplate(Tokenizer.from_bundle(enlisted.tokenizer))
         production = further_production(enlisted, self.scenario, template, self.capacity)
         bulk = BulkClient(partial(self.transport.connect, limits=BULK_LIMITS), machine=self.machine)
@@ -101,6 +98,10 @@ class Further:
         if client.broken is not None:
             raise client.broken
         return Exit("left", 0, "it was told to leave, and what it had in hand is played")
+
+    async def _enlist(self, client: Client) -> Enlisted:
+        """Become one of the run's hosts, or, being one, hear again what that means now."""
+        return await client.enlist(Enlist(self.run, self.scenario.name, self.capacity, terms(self.scenario)))
 
     async def _leave(self, client: Client, playing: anyio.CancelScope) -> None:
         await self._leaving.wait()
@@ -116,7 +117,8 @@ class Further:
     async def _deliver(
         self, client: Client, bulk: BulkClient, endpoint: str, deal: Dealt, episodes: list[Episode]
     ) -> None:
-        """Store them where the learner host finds them, and say so. Tried again until the deal is settled."""
+        """Store them where the learner host finds them, and say so. Tried again until the deal is settled, where the update worker is by
+        then: another task server may have taken its place."""
         files = packed(episodes)
         while True:
             try:
@@ -125,6 +127,9 @@ class Further:
             except BulkError as error:
                 log.warning("not delivered yet", run=self.run, group=deal.group, why=str(error))
             await self.clock.sleep_until(self.clock.now() + AGAIN)
+            endpoint = (await self._enlist(client)).data
+            if self._leaving.is_set():  # whoever enlists is dealt to again
+                client.retire()
         client.deliver(Played(self.run, deal, tuple(each.episode for each in episodes), ref))
 
     def _on_event(self, event: Event) -> None:

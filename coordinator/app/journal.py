@@ -3,7 +3,8 @@
 An entry is one call of the core: what kind, when, from whom, with which message, and a digest of what it returned. Arrays are stubs
 (`coordinator.app.arrays`). An entry is written before what it caused leaves. What is on disk (fsync) before that: everything whose loss
 would make peers know more than a coordinator that restarts after the machine has failed: `Admitted`, `Opened`, `MayUpdate`,
-`UpdateEnded`, `OperationDone` and `OperationFailed` (an operation has one outcome), `Load` (a version is published), `RunStopped`, and
+`UpdateEnded`, `OperationDone` and `OperationFailed` (an operation has one outcome), `Load` (a version is published), `Play`
+(a group is at one host), `RunStopped`, and
 every restart with its epoch. Turns are not: a turn that is lost is opened again. One burst of messages is one write and at most one fsync.
 """
 
@@ -19,14 +20,23 @@ from coordinator.core.coordinator import RULES, Coordinator
 from coordinator.core.run import Sends
 from tinker.protocol import ToCoordinator
 from tinker.protocol.to_coordinator import Hello
-from tinker.protocol.to_host import Admitted, MayUpdate, Opened, OperationDone, OperationFailed, RunStopped, UpdateEnded
+from tinker.protocol.to_host import (
+    Admitted,
+    MayUpdate,
+    Opened,
+    OperationDone,
+    OperationFailed,
+    Play,
+    RunStopped,
+    UpdateEnded,
+)
 from tinker.protocol.to_taskserver import Load
 from tinker.protocol.values import PeerName
 from tinker.runtime.codec import WireError, decode, encode
 from tinker.runtime.journal import Journal, JournalDamaged, Segment, prune
 from tinker.runtime.plain import PlainError, from_text, to_text
 
-DURABLE = frozenset({Admitted, Opened, MayUpdate, UpdateEnded, OperationDone, OperationFailed, Load, RunStopped})
+DURABLE = frozenset({Admitted, Opened, MayUpdate, UpdateEnded, OperationDone, OperationFailed, Load, RunStopped, Play})
 SEGMENT = 20_000  # entries of one segment; folding them is what a restart takes
 NOBODY = PeerName("")
 SEGMENT_BYTES = 32 * 1024 * 1024

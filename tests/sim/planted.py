@@ -131,8 +131,8 @@ def other_version() -> Iterator[None]:
 def barrier_opens_early() -> Iterator[None]:
     right = barrier.arrive
 
-    def arrive(gathered: barrier.Barrier, member: str, now: float) -> barrier.Barrier:
-        after = right(gathered, member, now)
+    def arrive(gathered: barrier.Barrier, members: Any, now: float) -> barrier.Barrier:
+        after = right(gathered, members, now)
         return replace(after, opened=(len(after.missing) <= 1 and len(after.members) > 1) or after.opened)
 
     with mock.patch.object(barrier, "arrive", arrive), mock.patch.object(barrier, "violations", lambda gathered: []):
@@ -209,7 +209,7 @@ def effect_before_journal() -> Iterator[None]:
 
     def flush(self: daemon.Daemon) -> None:
         for key, message in self._outgoing:
-            self._send_to(key, message)
+            self._send_to(key, [message])
         self._outgoing.clear()
         right(self)
 
@@ -244,9 +244,9 @@ def name_not_synced() -> Iterator[None]:
 def epoch_kept() -> Iterator[None]:
     right = coordinator.Coordinator.restart
 
-    def restart(self: coordinator.Coordinator, epoch: int, now: float) -> Any:
+    def restart(self: coordinator.Coordinator, *arguments: Any) -> Any:
         before = self.epoch
-        sends = right(self, epoch, now)
+        sends = right(self, *arguments)
         self.epoch = before
         return sends
 

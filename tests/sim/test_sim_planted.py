@@ -12,7 +12,8 @@ QUICK = {
     "early_opening_dropped",
     "ready_too_early",
     "one_too_many_accounted",
-    "operation_done_twice",
+    "holdings_not_asked",
+    "late_answer_counts",
     "rejected_trained_on",
 }
 

@@ -22,3 +22,13 @@ def test_an_operation_keeps_its_outcome_when_the_coordinators_machine_fails() ->
 def test_who_has_heard_an_old_coordinator_still_finds_the_new_one_when_that_restarts(seed: int) -> None:
     """It heard nothing of a lower epoch, and not either that the new one knew it no longer."""
     play(seed, Plan(2, 2, ("kill_coordinator", "old_coordinator", "kill_machine", "old_coordinator")))
+
+
+def test_a_further_host_delivers_where_the_update_worker_is_now() -> None:
+    """Its task server died unseen, another one took its place, and the further host went on delivering to the dead one."""
+    play(80, Plan(2, 1, ("kill_server", "stale_answers", "freeze")))
+
+
+def test_a_group_that_was_dealt_is_not_dealt_to_another_host_when_the_coordinators_machine_fails() -> None:
+    """Who had it was not on disk: both played it under the same attempt."""
+    play(151, Plan(2, 1, ("kill_machine", "kill_machine")))
