@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import anyio
@@ -145,20 +145,23 @@ class Daemon:
             if self.stuck:
                 self._flush()
             elif now >= listens_until:
+                before = {**self.core.roster.peers, **self.core.roster.away}
                 self._send(self._inputs.tick(now))
                 self._flush()
-                self._fence()
+                self._fence(before)
                 if self._arrays is not None:
                     self._arrays.sweep(self.core.turns.tables)
             if self.access is not None:
                 self.refusals.update(self.access.newly_refused())
             due = now + TICK
 
-    def _fence(self) -> None:
-        """Whoever the core gave up is a stranger from now on, even if it wakes up again."""
-        for name in [name for name in self.keys if name not in self.core.roster.peers]:
+    def _fence(self, before: Iterable[PeerName]) -> None:
+        """Whoever the core gave up is a stranger from now on, even if it wakes up again. `before`: who was there, reachable or not."""
+        there = {**self.core.roster.peers, **self.core.roster.away}
+        for name in [name for name in before if name not in there]:
             log.warning("lost", member=name, why="its lease ended")
-            del self.names[self.keys.pop(name)]
+            if name in self.keys:
+                del self.names[self.keys.pop(name)]
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
         if isinstance(arrival, Disconnected):

@@ -98,7 +98,7 @@ def test_a_worker_whose_loop_is_blocked_for_longer_than_its_lease_is_given_up(he
 
 def test_a_stopped_task_server_is_given_up_and_fenced_when_it_wakes(here: Machine) -> None:
     """Cases 10 and K3: its requests go to another one, what it says late is refused, and it joins anew."""
-    coordinator, address = start(here, "--lease", "1.5")
+    coordinator, address = start(here, "--lease", "5")
     first = serve(here, address, "first")
     second = serve(here, address, "second")
     run = here.start("run", "guess", "--coordinator", address, *LONG, "--out", "run")
