@@ -1,6 +1,6 @@
 """Rollouts: this engine against PEFT and transformers on the same work, and what its cache, its batching and its adapters cost.
 
-    python bench/rollout.py [--only demo smollm2 turns group first outside memory load] [--repeats 5] [--results DIR] [--docs docs]
+    python bench/rollout.py [--only memory demo smollm2 turns group first outside load] [--repeats 5] [--results DIR] [--docs docs]
 
 Contestants take turns, so that whatever else the machine does hits them alike; the unit is the CPU time of the process, all its threads and
 the prompts included, reported are medians. Every case prints its lines; with `--docs` they go into the section "Rollouts" of
@@ -250,20 +250,27 @@ def stepping(batch: Any, steps: int) -> tuple[float, float]:
 
 
 async def memory(report: Report, agents: int = 32) -> None:
-    """Resident memory of the whole process, Python and torch included, with every adapter in one running batch."""
+    """What the process grew by since it had imported torch: by loading the base (with its packed copy), and by serving a batch of all the
+    adapters after the same batch without any (so caches of contexts, which copies would need as well, do not count). It is the first case,
+    because what others have used stays with the process."""
     import psutil
     import rollout_contestants as by
 
     process = psutil.Process()
+    empty = process.memory_info().rss
     copies = agents * (model_copy(report, "smollm2") / "model.safetensors").stat().st_size
     names = [f"agent{number}" for number in range(agents)]
     async with engine_on(report, "smollm2") as engine:
-        base = process.memory_info().rss
+        base = process.memory_info().rss - empty
+        todo = by.work(engine.card.vocab, names, ROWS, PROMPT, 2)
+        await asyncio.gather(*(engine.generate(by.base_request(str(n), ids, 2)) for n, ids in enumerate(todo.prompts)))
+        warm = process.memory_info().rss
         await by.adapters(engine, names, RANK, report.folder)
-        await by.ours(engine, by.work(engine.card.vocab, names, ROWS, PROMPT, 2), "m")
-        whole = process.memory_info().rss
-    what = f"smollm2, {agents} agents served: resident memory against {agents} full copies of the weights"
-    sizes = f"{whole / 1e9:.2f} GB, {(whole - base) / 1e9:.2f} GB of it since the base was loaded; copies {copies / 1e9:.1f} GB"
+        await by.ours(engine, todo, "m")
+        grown = process.memory_info().rss - warm
+    whole = base + grown
+    what = f"smollm2, {agents} agents served: memory against {agents} full copies of the weights"
+    sizes = f"{whole / 1e9:.2f} GB, {grown / 1e9:.2f} GB of it for the adapters; copies {copies / 1e9:.1f} GB"
     report.add(what, f"1/{copies / whole:.1f} ({sizes})", "at most 1/8", whole <= copies / 8)
 
 
@@ -291,7 +298,7 @@ async def load(report: Report) -> None:
 
 
 CASES: dict[str, Callable[[Report], Awaitable[None]]] = {
-    each.__name__: each for each in (demo, smollm2, turns, group, first, outside, memory, load)
+    each.__name__: each for each in (memory, demo, smollm2, turns, group, first, outside, load)
 }
 
 

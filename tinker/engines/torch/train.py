@@ -32,11 +32,11 @@ PROBED = 2  # rows of a micro-batch whose KL to the base is measured when the lo
 class Policy:
     """The weights, gradient and optimizer of one policy."""
 
-    def __init__(self, lora: LoraSpec, sites: Sequence[Site]) -> None:
+    def __init__(self, lora: LoraSpec, sites: Sequence[Site], device: torch.device) -> None:
         self.lora = lora
         values = fresh(lora.rank, lora.alpha, [site.leaf in lora.targets for site in sites], sites, lora.seed)
         pieces = [tensor for pair in values if pair is not None for tensor in pair]
-        self.weights = nn.Parameter(torch.cat([piece.reshape(-1) for piece in pieces]))
+        self.weights = nn.Parameter(torch.cat([piece.reshape(-1) for piece in pieces]).to(device))
         self.gradient = self.weights.grad = torch.zeros_like(self.weights)
         self.accumulated = False
         views = iter(self._views([tuple(piece.shape) for piece in pieces]))
@@ -127,7 +127,7 @@ class Trainer:
         check_lora(policy, lora, self._model.card)
         if policy in self._policies:
             raise EngineError(f"policy {policy} is attached already: detach it first, or give the new one another name")
-        self._policies[policy] = Policy(lora, self._model.router.sites)
+        self._policies[policy] = Policy(lora, self._model.router.sites, self._model.device)
         return self.publish(policy)
 
     def detach(self, policy: PolicyName) -> None:
@@ -150,7 +150,7 @@ class Trainer:
         except Exception as reason:
             raise EngineError(f"the state of {policy} cannot be read ({reason}): use an older checkpoint") from reason
         check_lora(policy, lora, card)
-        fresh_one = Policy(lora, self._model.router.sites)
+        fresh_one = Policy(lora, self._model.router.sites, self._model.device)
         fresh_one.restore(loaded)
         self._policies[policy] = fresh_one
 
@@ -182,12 +182,13 @@ class Trainer:
     def _micro_batch(self, trained: Policy, rows: Sequence[Row], loss: Loss, spec: LossSpec, tally: Tally) -> None:
         chosen = [np.flatnonzero(row.mask) for row in rows]
         picked = pick(rows, chosen, tempered=loss.tempered)
+        device = self._model.device
         old, advantages, weights = (
-            torch.from_numpy(np.concatenate([values[where] for values, where in zip(column, chosen, strict=True)]))
+            torch.from_numpy(np.concatenate([row[at] for row, at in zip(column, chosen, strict=True)])).to(device)
             for column in zip(*((row.logprobs, row.advantages, row.weights) for row in rows), strict=True)
         )
         everywhere = torch.log_softmax(picked.logits(self._model, One(trained.adapter)), dim=-1)
-        new = everywhere.gather(1, picked.tokens[:, None]).squeeze(1)
+        new = everywhere.gather(1, picked.tokens[:, None].to(device)).squeeze(1)
         total, sums = loss.terms(new, old, advantages, weights, spec)
         sums = dict(sums)
         with torch.set_grad_enabled(spec.entropy != 0.0):
@@ -243,7 +244,7 @@ class Tally:
         if old is not None:
             known = old.isfinite()
             self.missing += len(old) - int(known.sum())
-            self.gap = max(self.gap, float((new - old).abs().where(known, torch.zeros(())).max()))
+            self.gap = max(self.gap, float((new - old).abs().where(known, new.new_zeros(())).max()))
 
     def metrics(self) -> dict[str, float]:
         """Sums over tokens become means; the documented names are always there."""
