@@ -88,7 +88,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/python bench/rollout.py
+	$(BIN)/python bench/rollout.py --only demo
 
 clean:
 	rm -rf $(VENV) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -21,12 +21,13 @@ class FrozenLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        self._packed = packed(linear.weight)
+        self._own = linear.weight, linear.bias, packed(linear.weight)  # the attributes of a module are slow to find
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._packed is None or not torch.is_inference_mode_enabled() or x.numel() < FEW * x.shape[-1]:
-            return F.linear(x, self.weight, self.bias)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        weight, bias, packed = self._own
+        if packed is None or not torch.is_inference_mode_enabled() or x.numel() < FEW * x.shape[-1]:
+            return F.linear(x, weight, bias)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return y
 
 
