@@ -246,8 +246,7 @@ class Run:
         """Why this host may not open this turn ("": it may, or the gate has more to say)."""
         if peer not in self.dealing.hosts:
             return f"{peer} plays nothing of run {self.spec.run!r}"
-        host, attempt = self.dealing.holder(turn.episode)
-        if host and (host, attempt) != (peer, turn.attempt):
+        if turn.episode in self.dealing.where and self.dealing.holder(turn.episode) != (peer, turn.attempt):
             return f"episode {turn.episode} is not {peer}'s to play (any more)"
         return ""
 

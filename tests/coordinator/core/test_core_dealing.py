@@ -205,6 +205,21 @@ def test_an_episode_that_another_host_plays_may_not_be_played() -> None:
     assert desk.core.counts["refused OpenTurn"] == 3
 
 
+def test_an_episode_of_a_group_that_waits_may_not_be_played() -> None:
+    """Its host was lost and nobody has room: an old request for a turn of the attempt before opened a table again."""
+    desk = Desk()
+    desk.says(ANN, enlist())
+    desk.begin()
+    desk.says(ANN, opening(1))
+    desk.lose(ANN)  # its group waits: the learner host has no room
+    for attempt in (0, 1):
+        ((told, refused),) = desk.says(LEARNER, opening(1, attempt=attempt))
+        assert told == LEARNER
+        assert isinstance(refused, TurnRefused)
+        assert refused.fenced
+    assert not desk.core.turns.tables
+
+
 def test_what_a_further_host_has_played_goes_to_the_learner_host_which_accounts_for_it() -> None:
     desk = Desk()
     desk.says(ANN, enlist())

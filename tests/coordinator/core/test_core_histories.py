@@ -33,6 +33,12 @@ def test_every_history_of_agents_that_lag_keeps_the_invariants_and_comes_to_its_
     assert overlapped > 10  # updates that ended while a later round was played
 
 
+@pytest.mark.parametrize("seed", [3000706, 3000788])
+def test_a_group_that_waits_gets_no_table(seed: int) -> None:
+    """An old request for a turn came again while the group of its episode, whose host was lost, waited for another one (U4)."""
+    World(seed).play()
+
+
 def test_the_histories_meet_every_kind_of_fault_and_every_end() -> None:
     did: Counter[str] = Counter()
     ends: Counter[str] = Counter()
