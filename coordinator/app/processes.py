@@ -11,8 +11,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,10 +64,10 @@ class CoordinatorSettings:
 @dataclass(frozen=True, slots=True)
 class TaskServerSettings:
     """`model`: a directory. `engine`: "torch" or "scripted"; `rollout`: what answers, if not that. `threads`: of the engine; 0: all cores.
-    `replies`: what the scripted engine answers with. `spool`: where bundles lie. `state`: where update workers commit (None: it ends with
-    the process). `grace`: seconds to finish what has begun when told to stop. `keys`: its own, the coordinator's, and whose bundles it
-    serves. `data`: where its data connection listens, as others reach it. `device`, `dtype`: of the torch engine. `deterministic`: the same
-    bits whatever arrives when."""
+    `http`: HOST:PORT of the health and metrics pages ("": none). `replies`: what the scripted engine answers with. `spool`: where bundles
+    lie. `state`: where update workers commit (None: it ends with the process). `grace`: seconds to finish what has begun when told to stop.
+    `keys`: its own, the coordinator's, and whose bundles it serves. `data`: where its data connection listens, as others reach it.
+    `device`, `dtype`: of the torch engine. `deterministic`: the same bits whatever arrives when."""
 
     coordinator: str
     name: str
@@ -86,6 +86,7 @@ class TaskServerSettings:
     device: str = "auto"
     dtype: str = "auto"
     deterministic: bool = False
+    http: str = ""
 
 
 async def run_coordinator(settings: CoordinatorSettings) -> None:
@@ -95,10 +96,11 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
     async with AsyncExitStack() as stack:
         listening = None
         if settings.http:
-            from coordinator.web import server as web  # only who wants it waits for it
+            from coordinator.web.pages import bound  # only who wants it waits for it
+            from coordinator.web.server import serving
 
             check_loopback(settings.http)
-            listening = stack.enter_context(web.bound(settings.http))
+            listening = stack.enter_context(bound(settings.http))
         recorder, arrays = _recorder(settings, stack)
         listener = ZmqTransport(keys.security()).listen(settings.bind)
         access = Access(listener, keys.authorized)
@@ -112,7 +114,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> None:
             arrays=arrays,
             deaths=Deaths(machine_id()),
         )
-        pages = {"http": await stack.enter_async_context(web.serving(daemon, listening))} if listening else {}
+        pages = {"http": await stack.enter_async_context(serving(daemon, listening))} if listening else {}
         _ready(listener.address, **pages)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_told, settings.parent, daemon.stop, name="signals")
@@ -189,7 +191,8 @@ async def run_taskserver(settings: TaskServerSettings) -> None:
         async with anyio.create_task_group() as tasks:
             stop = _Stop(tasks.cancel_scope)
             tasks.start_soon(_until_told, settings.parent, stop, forget, name="signals")
-            await _serve_taskserver(settings, spool, stop)
+            async with _pages(settings.http, stop) as pages:
+                await _serve_taskserver(settings, spool, stop, pages)
             tasks.cancel_scope.cancel()
     finally:
         forget()
@@ -209,7 +212,23 @@ class _Stop:
             self.server.drain()
 
 
-async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _Stop) -> None:
+@asynccontextmanager
+async def _pages(http: str, stop: _Stop) -> AsyncIterator[dict[str, str]]:
+    """The pages of a task server, from before its model is loaded until it has left; gives what the ready line says of them."""
+    if not http:
+        yield {}
+        return
+    from coordinator.web.pages import bound, served  # only who wants it waits for it
+    from coordinator.web.taskserver import application
+
+    check_loopback(http)
+    with bound(http) as listening:
+        async with served(application(lambda: stop.server.status() if stop.server else None), listening) as url:
+            structlog.get_logger("taskserver").info("pages", http=url)
+            yield {"http": url}
+
+
+async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _Stop, pages: dict[str, str]) -> None:
     tokenizer = Tokenizer.from_dir(settings.model)
     keys = settings.keys
     check_listen(settings.data, keys)
@@ -229,7 +248,7 @@ async def _serve_taskserver(settings: TaskServerSettings, spool: Path, stop: _St
             MonotonicClock(),
             os.getpid(),
             settings.pools,
-            on_joined=_once(lambda: _ready(settings.coordinator)),
+            on_joined=_once(lambda: _ready(settings.coordinator, **pages)),
             grace=settings.grace,
             commits=DiskCommits(settings.state) if settings.state else MemoryCommits(),
         )

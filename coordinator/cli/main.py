@@ -279,6 +279,9 @@ def taskserver(
     data: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to serve bundles, as hosts on other machines reach it.")
     ] = "tcp://127.0.0.1:0",
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve health and metrics over HTTP here (loopback only).")
+    ] = "",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits whatever arrives when (slower; one thread).")
     ] = False,
@@ -323,6 +326,7 @@ def taskserver(
         keys=keys,
         data=data,
         deterministic=deterministic,
+        http=http,
     )
     _serve(run_taskserver(settings))
 

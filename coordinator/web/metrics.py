@@ -8,36 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.app.daemon import Daemon
 from coordinator.app.snapshot import Snapshot
+from coordinator.web.readings import Reading, Values, families, one
 from tinker.protocol.to_host import Opened
 from tinker.protocol.values import Edge, Phase
 
 BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
 STATES = ("queued", *map(str, Phase), "finished")
-
-Values = Iterable[tuple[tuple[str, ...], float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One metric: its name, type and labels, what it means, and how it is read."""
-
-    name: str
-    help: str
-    read: Callable[[Snapshot, Daemon], Values]
-    labels: tuple[str, ...] = ()
-    counter: bool = False
-
-
-def _one(read: Callable[[Snapshot, Daemon], float]) -> Callable[[Snapshot, Daemon], Values]:
-    return lambda now, daemon: [((), read(now, daemon))]
 
 
 def _runs(now: Snapshot, daemon: Daemon) -> Values:
@@ -51,14 +34,14 @@ def _workers(now: Snapshot, daemon: Daemon) -> Values:
     return [((kind,), number) for kind, number in sorted(kinds.items())]
 
 
-READINGS = (
-    Reading("opentinker_epoch", "Starts of this coordinator.", _one(lambda now, daemon: now.epoch)),
-    Reading("opentinker_uptime_seconds", "Since the daemon began.", _one(lambda now, daemon: now.uptime)),
-    Reading("opentinker_draining", "1 while nothing new begins.", _one(lambda now, daemon: bool(now.draining))),
+READINGS: tuple[Reading[[Snapshot, Daemon]], ...] = (
+    Reading("opentinker_epoch", "Starts of this coordinator.", one(lambda now, daemon: now.epoch)),
+    Reading("opentinker_uptime_seconds", "Since the daemon began.", one(lambda now, daemon: now.uptime)),
+    Reading("opentinker_draining", "1 while nothing new begins.", one(lambda now, daemon: bool(now.draining))),
     Reading(
         "opentinker_journal_stuck",
         "1 while the journal cannot be written and everybody waits.",
-        _one(lambda now, daemon: bool(daemon.stuck)),
+        one(lambda now, daemon: bool(daemon.stuck)),
     ),
     Reading(
         "opentinker_lease_age_seconds",
@@ -88,16 +71,16 @@ READINGS = (
     Reading(
         "opentinker_requests_waiting",
         "Requests for which no worker serves the version.",
-        _one(lambda now, daemon: sum(run.requests_waiting for run in now.runs)),
+        one(lambda now, daemon: sum(run.requests_waiting for run in now.runs)),
     ),
     Reading("opentinker_runs", "Runs by what they are doing.", _runs, ("state",)),
     Reading(
-        "opentinker_open_turns", "Turns that are open.", _one(lambda now, daemon: sum(r.turns_open for r in now.runs))
+        "opentinker_open_turns", "Turns that are open.", one(lambda now, daemon: sum(r.turns_open for r in now.runs))
     ),
     Reading(
         "opentinker_open_episodes",
         "Episodes not accounted for.",
-        _one(lambda now, daemon: sum(run.episodes_open for run in now.runs)),
+        one(lambda now, daemon: sum(run.episodes_open for run in now.runs)),
     ),
     Reading(
         "opentinker_run_hosts",
@@ -114,7 +97,7 @@ READINGS = (
     Reading(
         "opentinker_groups_waiting",
         "Groups of episodes that wait for a host with room.",
-        _one(lambda now, daemon: sum(run.groups_waiting for run in now.runs)),
+        one(lambda now, daemon: sum(run.groups_waiting for run in now.runs)),
     ),
     Reading(
         "opentinker_policy_version",
@@ -128,8 +111,8 @@ READINGS = (
         lambda now, daemon: [((policy,), number) for run in now.runs for policy, number in run.lags.items()],
         ("policy",),
     ),
-    Reading("opentinker_turns", "Turns opened.", _one(lambda now, daemon: now.counts.get("turns", 0)), counter=True),
-    Reading("opentinker_messages", "Messages received.", _one(lambda now, daemon: daemon.messages), counter=True),
+    Reading("opentinker_turns", "Turns opened.", one(lambda now, daemon: now.counts.get("turns", 0)), counter=True),
+    Reading("opentinker_messages", "Messages received.", one(lambda now, daemon: daemon.messages), counter=True),
     Reading(
         "opentinker_messages_refused",
         "Messages refused, by kind and why.",
@@ -183,13 +166,7 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        now = self._look()
-        for each in READINGS:
-            family = CounterMetricFamily if each.counter else GaugeMetricFamily
-            metric = family(each.name, each.help, labels=each.labels)
-            for labels, value in each.read(now, self._daemon):
-                metric.add_metric(labels, value)
-            yield metric
+        yield from families(READINGS, self._look(), self._daemon)
         yield CounterMetricFamily(
             ROUNDS, "Rounds whose updates (with max_lag: whose rollouts) have ended.", value=self._rounds
         )
@@ -197,5 +174,4 @@ class Metrics(Collector):
 
 def names() -> list[str]:
     """Every metric, as a monitor sees it."""
-    counted = [f"{each.name}_total" if each.counter else each.name for each in READINGS]
-    return sorted([*counted, WAITS, f"{ROUNDS}_total"])
+    return sorted([*(each.shown for each in READINGS), WAITS, f"{ROUNDS}_total"])

@@ -16,7 +16,7 @@ import typer
 from coordinator.app.daemon import Daemon
 from coordinator.cli.main import app
 from coordinator.core.coordinator import Coordinator
-from coordinator.web.metrics import READINGS, names
+from coordinator.web import metrics, taskserver
 from coordinator.web.server import application
 from tinker.protocol.values import PeerName
 from tinker.runtime.clock import ManualClock
@@ -82,15 +82,17 @@ def test_the_services_of_the_compose_file_start_daemons_and_outwait_their_grace(
 def test_every_metric_is_explained_with_its_labels_and_no_other() -> None:
     rows = [line.split("|") for line in OPERATIONS.splitlines() if line.startswith("| `opentinker_")]
     explained = {row[1].strip().strip("`"): row[2].strip() for row in rows}
-    assert sorted(explained) == names()
-    for each in READINGS:
-        assert explained[f"{each.name}_total" if each.counter else each.name] == ", ".join(each.labels)
-    assert set(re.findall(r"`(opentinker_\w+)`", OPERATIONS)) <= set(names())
+    known = sorted([*metrics.names(), *taskserver.names()])
+    assert sorted(explained) == known
+    for each in (*metrics.READINGS, *taskserver.READINGS):
+        assert explained[each.shown] == ", ".join(each.labels)
+    assert set(re.findall(r"`(opentinker_\w+)`", OPERATIONS)) <= set(known)
 
 
 async def test_every_page_is_explained() -> None:
     daemon = Daemon(Coordinator(PeerName("coordinator")), MemoryNetwork().listen("coordinator"), ManualClock())
-    paths = [route.path for route in application(daemon).routes]  # type: ignore[attr-defined]
+    routes = [*application(daemon).routes, *taskserver.application(lambda: None).routes]
+    paths = [route.path for route in routes]  # type: ignore[attr-defined]
     assert [path for path in paths if f"| `{path}` |" not in OPERATIONS] == []
 
 

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from system_scenarios import three_turns
 from system_world import Keeping, Ran, said, until, world
 
-from coordinator.web.server import SNAPSHOT, bound, serving
+from coordinator.web.pages import bound
+from coordinator.web.server import SNAPSHOT, serving
 
 PAGES = ("/healthz", "/readyz", "/metrics", "/status.json")
 

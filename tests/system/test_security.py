@@ -413,7 +413,7 @@ ROOT = Path(__file__).parents[2]
 TREE = [f for p in ("tinker", "agents", "coordinator", "envs", "scenarios") for f in (ROOT / p).rglob("*.py")]
 LISTENS = {  # every place that opens a listening socket, and what keeps strangers out (case M8)
     "coordinator/app/processes.py": "control and data listeners: loopback, or keys (check_listen)",
-    "coordinator/web/server.py": "health, metrics and status: loopback only (check_loopback)",
+    "coordinator/web/pages.py": "health, metrics and status: loopback only (check_loopback)",
     "tinker/runtime/transport/zmq.py": "the ROUTER behind both",
     "tinker/runtime/transport/zap.py": "inproc: inside one context",
 }
@@ -428,7 +428,7 @@ EXECUTES = re.compile(
 def test_every_place_that_listens_is_known() -> None:
     found = {str(f.relative_to(ROOT)) for f in TREE if any(OPENS.search(line) for line in code(f))}
     assert found - set(LISTENS) == set(), "a new listener: protect it, then list it"
-    assert set(LISTENS) - found <= {"coordinator/web/server.py"}
+    assert set(LISTENS) - found <= {"coordinator/web/pages.py"}
 
 
 RUNS_TEXT = {  # every place that runs or pickles anything, what, and how often: of our own making, never received

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from io import BytesIO
 
@@ -19,24 +20,30 @@ class BulkClient:
     """Gets bundles and sends them. `connect` opens a connection to an endpoint (with BULK_LIMITS); each transfer has one of its own.
 
     BulkError when a transfer fails, or when the other end says nothing for `stall` seconds; both calls may simply be made again.
+    `moved`: bytes of whole bundles that were fetched from elsewhere, pushed, or read from a file of this machine.
     """
 
     def __init__(self, connect: Callable[[str], Connection], *, machine: str = "", stall: float = 60.0) -> None:
         self._connect = connect
         self._machine = machine or machine_id()
         self._stall = stall
+        self.moved: Counter[str] = Counter()
 
     async def fetch(self, ref: BlobRef) -> dict[str, bytes]:
         """The bundle's files, verified: by file if it lies on this machine, else from its endpoint."""
         if ref.machine == self._machine and await anyio.Path(ref.path).is_dir():
-            return await anyio.to_thread.run_sync(read_bundle, ref)
+            files = await anyio.to_thread.run_sync(read_bundle, ref)
+            self.moved["read"] += ref.size
+            return files
         if not ref.endpoint:
             raise BulkError(
                 f"bundle {ref.name} is not on this machine ({self._machine}) and no endpoint serves it: {ref}"
             )
         connection = self._connect(ref.endpoint)
         try:
-            return await self._fetch(connection, ref)
+            files = await self._fetch(connection, ref)
+            self.moved["fetched"] += ref.size
+            return files
         except TransportError as error:
             raise BulkError(f"bundle {ref.name} did not come from {ref.endpoint}: {error}") from error
         finally:
@@ -86,6 +93,7 @@ class BulkClient:
                     for _, piece in zip(range(chunks), pieces, strict=False):
                         connection.send(encode(Chunk(piece)))
                 case Stored(ref=ref):
+                    self.moved["pushed"] += ref.size
                     return ref
                 case other:
                     raise BulkError(f"{endpoint} answered a push with {type(other).__name__}")

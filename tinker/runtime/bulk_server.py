@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,8 @@ class BulkServer:
     """Serves a store's bundles, and takes new ones, over a listener of its own (made with BULK_LIMITS; the caller closes it). Whoever
     knows a bundle's digest may have it; digests travel only with the references that the coordinator hands to a run's own peers.
 
-    A transfer without progress for `stall` seconds is dropped; at most `most` run at once, further ones are refused.
+    A transfer without progress for `stall` seconds is dropped; at most `most` run at once, further ones are refused. `moved`: bytes sent
+    and received.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class BulkServer:
         self._stall = stall
         self._most = most
         self._transfers: dict[PeerKey, _Sending | _Receiving] = {}
+        self.moved: Counter[str] = Counter()
 
     async def serve(self) -> None:
         """Until it is cancelled or the listener is closed. Then no half-written bundle is left."""
@@ -142,6 +145,7 @@ class BulkServer:
                 self._drop(peer)
                 return
             self._send(peer, Chunk(piece))
+            self.moved["sent"] += len(piece)
             sending.credit -= 1
             sending.touched = self._clock.now()
 
@@ -169,6 +173,7 @@ class BulkServer:
         if receiving.assembly is None or receiving.assembly.complete:
             raise BulkError("a chunk arrived without credit")
         receiving.assembly.add(piece)
+        self.moved["received"] += len(piece)
         receiving.touched = self._clock.now()
         if receiving.assembly.complete:
             group.start_soon(self._commit, peer, receiving, name="bulk commit")

@@ -6,6 +6,7 @@ failed generation is not kept: asked again, it is tried again. Operations fail o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,18 +21,28 @@ from tinker.protocol.to_coordinator import (
     WorkerFailed,
 )
 from tinker.protocol.to_taskserver import Cancel, Forget, Generate, Load, Release, Unload, Work
-from tinker.protocol.values import PolicyVersion, RunId, WorkerName
+from tinker.protocol.values import PolicyVersion, RunId, TurnId, WorkerName
 
 Job = tuple[WorkerName, Hashable, Hashable]
+_OUTCOMES: dict[type, tuple[str, str]] = {
+    Generated: ("generate", "done"),
+    GenerateFailed: ("generate", "failed"),
+    Loaded: ("load", "done"),
+    LoadFailed: ("load", "failed"),
+    WorkerDone: ("operation", "done"),
+    WorkerFailed: ("operation", "failed"),
+}
 KEPT = 1024  # answers kept, of each kind
 
 
 @dataclass(slots=True)
 class Ledger:
-    """`begun`: jobs handed to a worker and not answered yet. `holding`: digests of the versions that workers serve."""
+    """`begun`: jobs handed to a worker and not answered yet. `holding`: digests of the versions that workers serve. `ended`: how many jobs
+    of which kind ended how, each counted once however often its answer is sent."""
 
     begun: set[Job] = field(default_factory=set)
     holding: dict[tuple[RunId, WorkerName, PolicyVersion], str] = field(default_factory=dict)
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     _generated: dict[Job, Generated] = field(default_factory=dict)
     _worked: dict[Job, WorkerDone | WorkerFailed] = field(default_factory=dict)
 
@@ -73,7 +84,9 @@ class Ledger:
         job = job_of(message)
         if job is None:
             return
-        self.begun.discard(job)
+        if job in self.begun:
+            self.begun.remove(job)
+            self.ended[_OUTCOMES[type(message)]] += 1
         match message:
             case Loaded():
                 self.holding[message.run, message.worker, message.version] = message.digest
@@ -88,7 +101,9 @@ class Ledger:
 
     def lose(self, worker: WorkerName) -> None:
         """The worker is dead: it answers nothing and holds nothing."""
-        self.begun = {job for job in self.begun if job[0] != worker}
+        lost = {job for job in self.begun if job[0] == worker}
+        self.begun -= lost
+        self.ended.update((_kind(job), "lost") for job in lost)
         self.holding = {key: digest for key, digest in self.holding.items() if key[1] != worker}
 
     def held(self) -> tuple[Held, ...]:
@@ -122,6 +137,13 @@ def job_of(message: Any) -> Job | None:
         case Work() | WorkerDone() | WorkerFailed():
             return message.worker, message.run, message.op
     return None
+
+
+def _kind(job: Job) -> str:
+    """By what identifies it beside its worker: a seat of a turn, a run's version, a run's operation."""
+    if isinstance(job[1], TurnId):
+        return "generate"
+    return "load" if isinstance(job[2], PolicyVersion) else "operation"
 
 
 def _known(message: Any) -> Job:

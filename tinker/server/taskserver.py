@@ -49,6 +49,7 @@ from tinker.runtime.pauses import Pauses
 from tinker.runtime.supervision import Restart
 from tinker.runtime.transport import Connection, PeerSlow, Unauthorized
 from tinker.server.ledger import Ledger
+from tinker.server.status import PoolStatus, TaskServerStatus
 
 Received = ToTaskserver | ToAny
 MAILBOX = 4096  # requests that wait for one worker; more is refused by the mailbox and reported as failed
@@ -111,6 +112,7 @@ class TaskServer:
     _heard: float = 0.0
     _workers: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _kinds: dict[WorkerName, PoolKind] = field(default_factory=dict)
+    _spawned: dict[WorkerName, ActorRef[Any, Any]] = field(default_factory=dict)
     _failure: TaskServerError | Unauthorized | None = None
     _ledger: Ledger = field(default_factory=Ledger)
     _draining: anyio.Event = field(default_factory=anyio.Event)
@@ -137,6 +139,28 @@ class TaskServer:
     def drain(self) -> None:
         """Begin nothing more; `serve` ends when everything begun is finished, or the grace time is over."""
         self._draining.set()
+
+    def status(self) -> TaskServerStatus:
+        """What it is doing now."""
+        draining = "draining: it was told to stop" if self._draining.is_set() else ""
+        return TaskServerStatus(
+            draining or ("" if self._member else "the coordinator has not said welcome (yet)"),
+            tuple(map(self._pool_status, self.pools)),
+            len({version for _, _, version in self._ledger.holding}),
+            self._ledger.ended,
+            self.data.moved + self.bulk.moved,
+            {name: worker.counts.restarts for name, worker in self._spawned.items()},
+        )
+
+    def _pool_status(self, pool: Pool) -> PoolStatus:
+        living = {name: worker for name, worker in self._workers.items() if self._kinds[name] == pool.kind}
+        return PoolStatus(
+            pool.kind,
+            len(living),
+            len(living) * pool.capacity,
+            sum(job[0] in living for job in self._ledger.begun),
+            sum(worker.waiting for worker in living.values()),
+        )
 
     async def _finish(self, serving: anyio.CancelScope) -> None:
         await self._draining.wait()
@@ -187,7 +211,7 @@ class TaskServer:
 
         factory = rollout if offer.kind == PoolKind.ROLLOUT else operations
         worker = system.spawn(offer.name, factory, mailbox=MAILBOX, restart=Restart(times=3, within=60.0))
-        self._workers[offer.name] = worker
+        self._workers[offer.name] = self._spawned[offer.name] = worker
         self._kinds[offer.name] = offer.kind
         tasks.start_soon(self._report_death, offer.name, worker, name=f"watch {offer.name}")
 

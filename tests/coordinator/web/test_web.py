@@ -18,7 +18,8 @@ from coordinator.app.daemon import Daemon
 from coordinator.app.snapshot import snapshot
 from coordinator.core.coordinator import Coordinator
 from coordinator.web.metrics import READINGS, names
-from coordinator.web.server import SNAPSHOT, application, bound, serving
+from coordinator.web.pages import bound
+from coordinator.web.server import SNAPSHOT, application, serving
 from tinker.protocol.to_coordinator import (
     AgentSpec,
     Arrive,

@@ -44,6 +44,7 @@ class Plane:
     client: BulkClient
     transport: Transport
     clock: ManualClock
+    server: BulkServer
 
     def connect(self) -> Connection:
         return self.transport.connect(self.endpoint, BULK_LIMITS)
@@ -64,9 +65,10 @@ async def serving(transport: Transport, directory: Path, most: int = 64) -> Asyn
     store, clock = BundleStore(directory, listener.address, machine="other"), ManualClock()
     client = BulkClient(lambda endpoint: transport.connect(endpoint, BULK_LIMITS))
     async with anyio.create_task_group() as group:
-        group.start_soon(BulkServer(store, listener, clock=clock, most=most).serve)
+        server = BulkServer(store, listener, clock=clock, most=most)
+        group.start_soon(server.serve)
         try:
-            yield Plane(store, listener.address, client, transport, clock)
+            yield Plane(store, listener.address, client, transport, clock, server)
         finally:
             group.cancel_scope.cancel()
     await listener.aclose()
@@ -92,6 +94,19 @@ async def test_a_pushed_bundle_is_stored_and_can_be_fetched(transport: Transport
         assert ref == plane.store.put("batch-1", FILES)
         assert await plane.client.fetch(ref) == FILES
         assert await plane.client.push(plane.endpoint, "batch-1", FILES) == ref
+
+
+async def test_the_bytes_that_moved_are_counted_by_how(tmp_path: Path) -> None:
+    size = sum(map(len, FILES.values()))
+    transport = MemoryNetwork()
+    async with serving(transport, tmp_path) as plane:
+        ref = await plane.client.push(plane.endpoint, "batch-1", FILES)
+        await plane.client.fetch(ref)
+        assert plane.server.moved == {"received": size, "sent": size}
+        assert plane.client.moved == {"pushed": size, "fetched": size}
+        near = BulkClient(lambda endpoint: transport.connect(endpoint, BULK_LIMITS), machine="other")
+        await near.fetch(ref)
+        assert (near.moved, plane.server.moved["sent"]) == ({"read": size}, size)
 
 
 @pytest.mark.parametrize("files", [{}, {"empty": b""}], ids=["no file", "an empty file"])

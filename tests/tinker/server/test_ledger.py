@@ -42,6 +42,26 @@ def test_what_is_being_done_is_not_begun_again() -> None:
         assert ledger.begin(message) is message
 
 
+def test_jobs_are_counted_once_by_how_they_ended() -> None:
+    ledger = Ledger()
+    for message in (GENERATE, LOAD, WORK):
+        ledger.begin(message)
+    for _ in range(2):
+        ledger.answer(GENERATED)
+        ledger.answer(WorkerFailed(RUN, OpId("op"), W, "why"))
+    assert ledger.ended == {("generate", "done"): 1, ("operation", "failed"): 1}
+    ledger.begin(Generate(TURN, SeatName("bob"), W, V, pack_ids([1]), Sampling(4), 20.0))
+    ledger.begin(Work(RUN, OpId("another"), W, PolicyName("p"), OptimStep(AdamSpec(1.0))))
+    ledger.lose(WorkerName("another"))
+    assert len(ledger.begun) == 3
+    ledger.lose(W)
+    assert {job: number for (job, how), number in ledger.ended.items() if how == "lost"} == {
+        "generate": 1,
+        "load": 1,
+        "operation": 1,
+    }
+
+
 def test_what_was_done_is_answered_as_before() -> None:
     ledger = Ledger()
     answers = (GENERATED, LOADED, WorkerDone(RUN, OpId("op"), W, Measured(())))

@@ -2,119 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import anyio
-from anyio.lowlevel import checkpoint
+from server_desk import WORKER, Desk, desk, request
 
-from tinker.engines.scripted import ScriptedEngine
-from tinker.protocol import ToCoordinator
-from tinker.protocol.to_any import Welcome
-from tinker.protocol.to_coordinator import Bye, Generated, Heartbeat, Hello
-from tinker.protocol.to_taskserver import Cancel, Generate, ToTaskserver
-from tinker.protocol.values import (
-    BASE,
-    EpisodeId,
-    PeerName,
-    Phase,
-    RunId,
-    Sampling,
-    SeatName,
-    TurnId,
-    WorkerName,
-    pack_ids,
-)
-from tinker.runtime.bulk import BulkClient, BulkServer, BundleStore
-from tinker.runtime.clock import ManualClock
-from tinker.runtime.codec import decode, encode
-from tinker.runtime.transport import Disconnected, Listener, MemoryNetwork, PeerKey
-from tinker.server.taskserver import TaskServer
-
-WORKER = WorkerName("server/rollout-0")
-
-
-def request(number: int) -> Generate:
-    turn = TurnId(RunId("run"), EpisodeId(1, Phase.ROLLOUT, number), 0)
-    return Generate(turn, SeatName("ann"), WORKER, BASE, pack_ids([1, 2, 3]), Sampling(4), 60.0)
-
-
-@dataclass(slots=True)
-class Desk:
-    """The coordinator's end of one task server, whose engine answers when `open` is set."""
-
-    server: TaskServer
-    clock: ManualClock
-    listener: Listener
-    open: anyio.Event
-    asked: list[float]
-    over: anyio.Event = field(default_factory=anyio.Event)
-    key: PeerKey = field(default_factory=lambda: PeerKey(b""))
-
-    async def hears(self) -> ToCoordinator:
-        """The next message that is no heartbeat."""
-        while True:
-            arrival = await self.listener.receive()
-            assert not isinstance(arrival, Disconnected)
-            self.key, data = arrival
-            message: ToCoordinator = decode(data, ToCoordinator)
-            if not isinstance(message, Heartbeat):
-                return message
-
-    def says(self, message: ToTaskserver | Welcome) -> None:
-        self.listener.send(self.key, encode(message))
-
-    async def begins(self, *messages: Generate) -> None:
-        """Send requests and wait until the engine has them."""
-        wanted = len(self.asked) + len(messages)
-        for message in messages:
-            self.says(message)
-        while len(self.asked) < wanted:
-            await checkpoint()
-
-
-@asynccontextmanager
-async def desk(place: Path) -> AsyncIterator[Desk]:
-    network, clock, opened = MemoryNetwork(), ManualClock(), anyio.Event()
-    asked: list[float] = []
-
-    async def wait(seconds: float) -> None:
-        asked.append(seconds)
-        await opened.wait()
-
-    engine = ScriptedEngine(latency=1.0, sleep=wait)
-    listener, data = network.listen("coordinator"), network.listen("data")
-    store, connection = BundleStore(place), network.connect("coordinator")
-    server = TaskServer(
-        PeerName("server"),
-        engine,
-        b"",
-        connection,
-        store,
-        BulkServer(store, data),
-        BulkClient(partial(network.connect)),
-        clock,
-        1,
-    )
-    made = Desk(server, clock, listener, opened, asked)
-
-    async def serve() -> None:
-        async with engine:
-            await server.serve()
-        await server.leave("it was told to stop")
-        made.over.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve, name="task server")
-        assert isinstance(await made.hears(), Hello)
-        made.says(Welcome(PeerName("coordinator"), 1, 3600.0))
-        yield made
-        tasks.cancel_scope.cancel()
-    await data.aclose()
-    await listener.aclose()
+from tinker.protocol.to_coordinator import Bye, Generated
+from tinker.protocol.to_taskserver import Cancel
 
 
 async def let_it_look(here: Desk) -> None:
