@@ -75,7 +75,6 @@ class Core(Coordinator):
     def _seen(self, sends: Any) -> Any:
         self.log += [message for _, message in sends]
         self.broken += self.violations()
-        self.log += [message for _, message in sends]
         return sends
 
     def of(self, *kinds: type[Any]) -> list[Any]:
