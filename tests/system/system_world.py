@@ -56,8 +56,8 @@ def said(text: str) -> list[int]:
 class Core(Coordinator):
     """The core, with what it heard and said, and every broken invariant."""
 
-    def __init__(self) -> None:
-        super().__init__(PeerName("coordinator"))
+    def __init__(self, lease: float) -> None:
+        super().__init__(PeerName("coordinator"), lease=lease)
         self.log: list[Any] = []
         self.broken: list[str] = []
 
@@ -287,11 +287,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(place: Path, scheme: str = "memory") -> AsyncIterator[World]:
+async def world(place: Path, scheme: str = "memory", lease: float = 15.0) -> AsyncIterator[World]:
     """A coordinator alone; task servers and runs come by `serve` and `run`. On exit no invariant may ever have been broken."""
     transport: Transport = ZmqTransport() if scheme == "zmq" else MemoryNetwork()
     listener = transport.listen("tcp://127.0.0.1:0" if scheme == "zmq" else "coordinator")
-    core = Core()
+    core = Core(lease)
     daemon = Daemon(core, listener, MonotonicClock())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.serve, name="daemon")

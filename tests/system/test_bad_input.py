@@ -54,7 +54,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["gues"], ["no scenario 'gues'", "did you mean 'guess'?", "dilemma, guess, nim", "path/to/file.py"]),
+        (["gues"], ["no scenario 'gues'", "did you mean 'guess'?", "dilemma, guess", "path/to/file.py"]),
         (["nothing.py"], ["no scenario file", "nothing.py"]),
         (["guess", "--set", "agents.hintr.learning.lr=1"], ["agents.hintr: no seat has this name", "hinter, guesser"]),
         (["guess", "--set", "agents.a.seats=['hinter', 'x']"], ["agents.a.seats: unknown seat 'x'"]),
@@ -103,7 +103,7 @@ def test_all_problems_are_told_in_one_go() -> None:
         "  agents.hinter.learning.lr: Input should be greater than 0 (got 0)",
         "  agents.hinter.learning.rang: unknown key (got 2)",
         "  roundz: unknown key (got 3)",
-        "model: there is no directory /none/at/all; give a model directory, a hub name, or `demo`",
+        "model: there is no directory /none/at/all; give a model directory, a hub name, `demo` or `smollm2`",
     ]
     said = run_refused(
         "guess", "--model", "/none/at/all", "--set", "learning.loss=mse", "--set", "agents.x.learning.algorithm=a",

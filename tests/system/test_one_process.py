@@ -130,7 +130,7 @@ async def test_agents_train_on_their_own_accepted_tokens_and_nothing_else(tmp_pa
             mask[len(prompt) : len(prompt) + len(answer)] = [int(accepted)] * len(answer)
         expected[seat].append((row, mask))
     assert any(not accepted for parts in asked.values() for _, _, accepted in parts)
-    assert [policy.rpartition("/")[2] for policy, _ in engine.batches] == ["ann", "bob"]
+    assert sorted(policy.rpartition("/")[2] for policy, _ in engine.batches) == ["ann", "bob"]
     for policy, rows in engine.batches:
         for row in rows:
             assert (row.ids.tolist(), row.mask.astype(int).tolist()) in expected[policy.rpartition("/")[2]]
@@ -261,7 +261,6 @@ async def test_a_task_server_joins_a_new_coordinator_again(tmp_path: Path) -> No
     async with world(tmp_path) as here:
         await here.serve("123")
         here.core.lose(PeerName("server"), "not heard for a while", 0.0)
-        await until(lambda: not here.daemon.keys)
         here.servers[0]._send(Heartbeat())
         await until(lambda: "server" in here.core.roster.peers)
         ran = await here.run(three_turns)
@@ -270,23 +269,23 @@ async def test_a_task_server_joins_a_new_coordinator_again(tmp_path: Path) -> No
 
 async def test_a_run_ends_when_its_only_task_server_is_gone(tmp_path: Path) -> None:
     watcher = Notes()
-    async with world(tmp_path) as here:
+    async with world(tmp_path, lease=2.0) as here:
         await here.serve("123")
         watcher.on_playing = lambda done, total: here.stop(0) if done == 3 else None
-        ran = await here.run(three_turns, rounds=3, groups=2, group_size=4, watcher=watcher)
+        ran = await here.run(three_turns, rounds=3, groups=2, group_size=4, watcher=watcher, worker_deadline=0.0)
     assert (ran.exit.reason, ran.exit.code) == ("stopped", 3)
     assert "task server server is gone" in ran.exit.detail
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update"])
 async def test_a_run_ends_when_the_coordinator_ends_it_in_any_phase(tmp_path: Path, phase: str) -> None:
-    async with world(tmp_path) as here:
+    async with world(tmp_path, lease=2.0) as here:
         engine = Keeping("123")
         engine.refuse = lambda policy, batch: here.stop(0) or False  # type: ignore[func-returns-value]
         watcher = Notes()
         watcher.on_playing = lambda done, total: here.stop(0) if done and phase == "rollout" else None
         await here.serve(engine)
-        ran = await here.run(three_turns, watcher=watcher)
+        ran = await here.run(three_turns, watcher=watcher, worker_deadline=0.0)
     assert (ran.exit.reason, ran.exit.code) == ("stopped", 3)
 
 
