@@ -2,7 +2,8 @@
 
 Without keys a daemon listens on loopback, or on an ipc path in a directory that only we can enter. Anywhere else it needs its own key and a
 file of authorized keys. Then a member is what its key says: its role, its name (or that name with `-` and anything after it), and, for a
-host, the runs it may submit or play for. What a role may say is the core's business (`CALLS`).
+host, the runs it may submit or play for. What a role may say is the core's business (`CALLS`); what it may ask the
+daemon itself, for which nobody need be a member, is written here (`ASKS`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from urllib.parse import urlsplit
 import anyio
 import structlog
 
-from tinker.protocol import ToCoordinator
+from tinker.protocol import ToCoordinator, ToDaemon
 from tinker.protocol.to_coordinator import Enlist, Hello, Submit
+from tinker.protocol.to_daemon import Drain, Watch
 from tinker.protocol.values import Role
 from tinker.runtime.authorized import AuthorizedKeys, Grant, keep_reading
 from tinker.runtime.clock import Clock
@@ -39,6 +41,13 @@ from tinker.runtime.transport import (
 )
 
 KEY, SERVER_KEY, AUTHORIZED = "OPENTINKER_KEY", "OPENTINKER_SERVER_KEY", "OPENTINKER_AUTHORIZED"  # they name files
+ASKS: Mapping[Role, frozenset[type]] = {
+    Role.HOST: frozenset({Watch}),
+    Role.TASKSERVER: frozenset({Watch}),
+    Role.OPERATOR: frozenset({Watch, Drain}),
+    Role.PLAYER: frozenset(),
+    Role.VIEWER: frozenset({Watch}),
+}
 log = structlog.get_logger("access")
 VARIABLES = (KEY, SERVER_KEY, AUTHORIZED)
 
@@ -161,13 +170,18 @@ class Access:
             log.warning("refused", what="connection", reason=why, times=number)
         return new
 
+    def identity(self, peer: PeerKey) -> str:
+        """The name on the line of its key; "" if nobody has one."""
+        grant = self.authorized.grant(self.listener.identity(peer)) if self.authorized is not None else None
+        return f"{grant.name} ({fingerprint(grant.key)})" if grant is not None else ""
+
     def forgotten(self, hello: Hello) -> bool:
         """Whether no key may be this member any more."""
         grants = self.authorized.grants.values() if self.authorized is not None else ()
         held = any(hello.role in grant.roles and grant.names(hello.name) for grant in grants)
         return self.authorized is not None and not held
 
-    def why_not(self, peer: PeerKey, message: ToCoordinator) -> str:
+    def why_not(self, peer: PeerKey, message: ToCoordinator | ToDaemon) -> str:
         """Why the peer's key does not allow this message; "": it does."""
         if self.authorized is None:
             return ""
@@ -180,10 +194,16 @@ class Access:
                 return _why_not_hello(who, grant, message)
             case Submit() if not grant.allows(message.spec.run):
                 return f"{who} may not submit run {message.spec.run!r}, only {', '.join(grant.runs)}"
+            case Watch() | Drain() if not any(type(message) in ASKS[role] for role in grant.roles):
+                return f"{who} is for {', '.join(grant.roles)}, which may not send this; {_askers(type(message))} may"
             case Enlist() if not grant.allows(message.run):
                 return f"{who} may not play for run {message.run!r}, only for {', '.join(grant.runs)}"
             case _:
                 return ""
+
+
+def _askers(kind: type) -> str:
+    return ", ".join(role for role, asks in ASKS.items() if kind in asks)
 
 
 def _why_not_hello(who: str, grant: Grant, hello: Hello) -> str:

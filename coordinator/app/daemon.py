@@ -16,21 +16,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import structlog
 
 from coordinator.app import events
-from coordinator.app.access import Access
+from coordinator.app.access import ASKS, Access
 from coordinator.app.arrays import Arrays, Missing
+from coordinator.app.bounded import status_of
 from coordinator.app.deaths import Deaths
 from coordinator.app.journal import Recorder
+from coordinator.app.snapshot import Snapshot, snapshot
 from coordinator.core.coordinator import Coordinator, MemberRefused
 from coordinator.core.run import Sends
-from tinker.protocol import ToCoordinator
-from tinker.protocol.to_any import Refused, Welcome
+from tinker.protocol import ToCoordinator, ToDaemon
+from tinker.protocol.to_any import Draining, Refused, Welcome
 from tinker.protocol.to_coordinator import Bye, Generated, Heartbeat, Hello, OpenTurn
+from tinker.protocol.to_daemon import Drain, Watch
 from tinker.protocol.to_host import CoordinatorLoad, Opened, TurnRefused
 from tinker.protocol.values import Edge, PeerName, Phase, Role
 from tinker.runtime.clock import Clock
@@ -44,6 +47,7 @@ LATE = 2.0  # a tick later than this says that we slept: for one lease we only l
 GRACE = 3.0  # seconds for the last messages when stopping
 DRAIN = 10.0  # seconds that hosts have to end their runs when we stop
 
+Heard = ToCoordinator | ToDaemon
 REFUSALS = (Refused, TurnRefused)
 LOAD_WITH = frozenset(
     {(Phase.ROLLOUT, Edge.END), (Phase.EVALUATE, Edge.END)}
@@ -79,10 +83,12 @@ class Daemon:
     _inputs: Recorder = field(init=False)
     _arrays: Arrays | None = field(init=False)
     _outgoing: list[tuple[PeerKey, object]] = field(default_factory=list)
+    _began: float = 0.0
     _cpu_before: float = 0.0
     _stopping: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
+        self._began = self.clock.now()
         self._inputs = self.recorder or Recorder(self.core)
         self._arrays = self.arrays if self._inputs.journal is not None else None  # who keeps no journal needs no stubs
 
@@ -108,6 +114,11 @@ class Daemon:
     def stop(self) -> None:
         """Drain, then end `serve`."""
         self._stopping.set()
+
+    def look(self) -> Snapshot:
+        """What there is now, seen from outside."""
+        taken = snapshot(self.core, self.clock.now(), self._began)
+        return replace(taken, counts=dict(sorted((self.core.counts + self.counts).items())))
 
     async def _drain(self) -> None:
         log.info("draining", grace=self.grace, runs=len(self.core.runs), queued=len(self.core.queue))
@@ -173,13 +184,16 @@ class Daemon:
         key, data = arrival
         self.messages += 1
         try:
-            message = decode(data, ToCoordinator)
+            message = decode(data, Heard)
         except WireError as error:
             self._refuse(key, "frame", str(error), "malformed")
             return
         unfit = self.access.why_not(key, message) if self.access is not None else ""
         if unfit:
             self._refuse(key, type(message).__name__, unfit, "not with this key")
+            return
+        if isinstance(message, Watch | Drain):
+            self._asked(key, message)
             return
         name = self.names.get(key)
         if name is not None and name not in self.core.roster.peers:
@@ -224,6 +238,20 @@ class Daemon:
         if self.access is not None and self.access.forgotten(hello):
             return "its key is not authorized any more"
         return ""
+
+    def _asked(self, key: PeerKey, message: ToDaemon) -> None:
+        """By anybody whose key allows it; a member is what it said it is. The core and its journal hear nothing of it."""
+        member = self.core.roster.peers.get(self.names.get(key, PeerName("")))
+        if member is not None and type(message) not in ASKS[member.hello.role]:
+            why = f"{member.hello.name} is a {member.hello.role} and may not send this"
+            self._refuse(key, type(message).__name__, why, "not allowed")
+        elif isinstance(message, Watch):
+            self._outgoing.append((key, status_of(self.look())))
+        else:
+            who = self.access.identity(key) if self.access is not None else ""
+            log.warning("told to drain", by=who or "somebody of this machine")
+            self._outgoing.append((key, Draining(self.core.draining or "an operator has told the coordinator to stop")))
+            self.stop()
 
     def _step(self, name: PeerName, message: ToCoordinator, now: float) -> None:
         kind = type(message)

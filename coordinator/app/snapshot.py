@@ -118,7 +118,8 @@ class StoppedStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`draining`: why nothing new begins ("": it does). `counts`: the coordinator's totals, by name."""
+    """`draining`: why nothing new begins ("": it does). `counts`: the coordinator's totals, by name. `left_out`: entries of lists that are
+    missing here, because there were too many (`coordinator.app.bounded`)."""
 
     coordinator: str
     epoch: int
@@ -130,6 +131,7 @@ class Snapshot:
     runs: tuple[RunStatus, ...]
     counts: dict[str, int]
     stopped: tuple[StoppedStatus, ...]
+    left_out: int = 0
 
 
 def snapshot(core: Coordinator, now: float, began: float = 0.0) -> Snapshot:

@@ -1,4 +1,4 @@
-"""`opentinker`: run, coordinator, taskserver, host, status, scenarios. What is refused is refused before anything is started.
+"""`opentinker`: run, coordinator, taskserver, host, status, drain, scenarios. What is refused is refused before anything is started.
 
 Exit codes: 0 finished or drained; 1 the run failed; 2 wrong usage or configuration; 3 a process or the coordinator was lost; 130 cut off.
 """
@@ -21,6 +21,8 @@ from coordinator.cli.author import check, doctor, new
 from coordinator.cli.episodes import replay, show
 from coordinator.cli.journal import app as journal_app
 from coordinator.cli.keys import app as keys_app
+from coordinator.cli.options import ADDRESS, KeyFile, ServerKey
+from coordinator.cli.watch import drain, status
 from scenarios import ScenarioError, load_scenario
 from tinker import __version__
 from tinker.runtime.keys import KeyFileError
@@ -46,19 +48,11 @@ app.command()(check)
 app.command()(replay)
 app.command()(show)
 app.command()(doctor)
+app.command()(status)
+app.command()(drain)
 
-ADDRESS = "tcp://127.0.0.1:7654"
-STATUS = "127.0.0.1:7655"
-FOLLOW = 2.0  # seconds between two looks of `status --follow`
 Grace = Annotated[float, typer.Option(min=0.0, help="Seconds to drain when told to stop.")]
 Log = Annotated[Literal["logfmt", "json"], typer.Option(help="How the log on stderr is written, one event a line.")]
-KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Our own secret key (OPENTINKER_KEY).")]
-ServerKey = Annotated[
-    str,
-    typer.Option(
-        "--server-key", metavar="PUBLICKEY|FILE", help="The coordinator's public key (OPENTINKER_SERVER_KEY)."
-    ),
-]
 AuthorizedFile = Annotated[
     Path | None,
     typer.Option("--authorized", metavar="FILE", help="Keys that may connect to us (OPENTINKER_AUTHORIZED)."),
@@ -362,37 +356,6 @@ def host(
     if exit.code:
         print(f"opentinker: {exit.detail}", file=sys.stderr)
     raise typer.Exit(exit.code)
-
-
-@app.command()
-def status(
-    http: Annotated[
-        str,
-        typer.Option(metavar="WHERE", help="The coordinator's HTTP address, or a file with the first line it printed."),
-    ] = STATUS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, as one line of JSON.")] = False,
-    follow: Annotated[bool, typer.Option(help=f"Print again every {FOLLOW:.0f} seconds, until Ctrl-C.")] = False,
-) -> None:
-    """Show who a coordinator waits for, and why."""
-    import time
-
-    from coordinator.cli.status import SNAPSHOT, NoAnswer, described, fetch, page
-
-    try:
-        url = page(http)
-        while True:
-            now = fetch(url)
-            print(SNAPSHOT.dump_json(now).decode() if as_json else "\n".join(described(now)), flush=True)
-            if not follow:
-                return
-            time.sleep(FOLLOW)
-            if not as_json:
-                print("\n---\n")
-    except NoAnswer as error:
-        print(f"opentinker: {error}", file=sys.stderr)
-        raise typer.Exit(3)
-    except KeyboardInterrupt:
-        return
 
 
 @app.command()

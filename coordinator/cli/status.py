@@ -7,12 +7,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import overload
 
-from pydantic import TypeAdapter, ValidationError
+import anyio
+from pydantic import ValidationError
 
+from coordinator.app.access import Keys
+from coordinator.app.bounded import SNAPSHOT
 from coordinator.app.snapshot import HostStatus, PeerStatus, RunStatus, Snapshot
+from tinker.protocol import ToWatcher
+from tinker.protocol.to_any import Draining, Refused
+from tinker.protocol.to_daemon import Drain, Status, Watch
+from tinker.runtime.codec import WireError, decode, encode
+from tinker.runtime.transport import TransportError, ZmqTransport, unpinned
 
-SNAPSHOT = TypeAdapter(Snapshot)
 PATIENCE = 5.0  # seconds a coordinator on this machine may take to answer
 STALE = 0.5  # of a lease: a member silent for longer is worth a word
 
@@ -54,9 +62,52 @@ def fetch(url: str) -> Snapshot:
         ) from None
 
 
+def watched(address: str, keys: Keys) -> Snapshot:
+    """Ask the coordinator itself, with one message. NoAnswer if it does not answer, or not to us."""
+    try:
+        return SNAPSHOT.validate_json(asked(address, keys, Watch()).snapshot)
+    except ValidationError:
+        raise NoAnswer(f"what answers at {unpinned(address)[0]} is no coordinator of this version") from None
+
+
+@overload
+def asked(address: str, keys: Keys, question: Watch) -> Status: ...
+@overload
+def asked(address: str, keys: Keys, question: Drain) -> Draining: ...
+def asked(address: str, keys: Keys, question: Watch | Drain) -> Status | Draining:
+    """The answer. NoAnswer says why there is none."""
+    where, what = unpinned(address)[0], type(question).__name__
+    try:
+        answer = decode(anyio.run(_exchanged, address, keys, encode(question)), ToWatcher)
+    except TimeoutError:
+        raise NoAnswer(
+            f"no coordinator answers at {where} within {PATIENCE:.0f} s; start one with `opentinker coordinator`, "
+            "or name its address with --coordinator (one that has keys answers only who has one, too: --key)"
+        ) from None
+    except (TransportError, WireError) as error:
+        raise NoAnswer(f"the coordinator at {where} was asked in vain: {error}") from None
+    if isinstance(answer, Refused):
+        raise NoAnswer(f"the coordinator at {where} refused {what}: {answer.reason}")
+    if isinstance(answer, Status) != isinstance(question, Watch):
+        raise NoAnswer(f"the coordinator at {where} answered {what} with {type(answer).__name__}")
+    return answer  # type: ignore[no-any-return]
+
+
+async def _exchanged(address: str, keys: Keys, frame: bytes) -> bytes:
+    connection = ZmqTransport(keys.security()).connect(address)
+    try:
+        connection.send(frame)
+        with anyio.fail_after(PATIENCE):
+            return await connection.receive()
+    finally:
+        await connection.aclose(0)
+
+
 def described(now: Snapshot) -> Iterator[str]:
     """The lines that `opentinker status` prints."""
     yield f"coordinator {now.coordinator} (epoch {now.epoch}), up {ago(now.uptime)}"
+    if now.left_out:
+        yield f"too much for one message: {now.left_out} entries of long lists are left out"
     if now.draining:
         yield f"draining: {now.draining}"
     yield from ("", *(line for peer in now.peers for line in _peer(peer, now.lease)))

@@ -26,7 +26,7 @@ from tinker.protocol.to_host import Admitted, Missing, Queued, RunStopped, TurnR
 from tinker.protocol.to_taskserver import Release
 from tinker.protocol.values import PeerName, PoolKind, RunId, WorkerName
 
-RULES = 10  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
+RULES = 11  # raise it when the same inputs would lead to other states or messages: old journals are not folded then
 FRESH = 1 / 256  # of a lease: renewed so recently, it is not renewed again
 REJOIN = 60.0  # seconds that members of before have to say Hello again after a restart
 BY_HOST = "its learner host has ended it"

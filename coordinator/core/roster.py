@@ -36,9 +36,9 @@ OF_WORKER = frozenset(get_args(OfWorker))
 CALLS = {
     Role.HOST: frozenset(get_args(OfHost | OfAnybody)),
     Role.TASKSERVER: frozenset(get_args(OfWorker | OfAnybody)),
-    Role.OPERATOR: frozenset(get_args(OfAnybody)),
     Role.PLAYER: frozenset(get_args(OfAnybody)),
-    Role.VIEWER: frozenset(get_args(OfAnybody)),
+    Role.OPERATOR: frozenset(),
+    Role.VIEWER: frozenset(),
 }
 
 
@@ -101,7 +101,8 @@ def replaced(roster: Roster, hello: Hello) -> Hello | None:
 
 
 def check(roster: Roster, hello: Hello) -> None:
-    """MemberRefused if this peer may not become a member: its name or one of its workers' names is taken by a living one."""
+    """MemberRefused if this peer may not become a member: its role is none of members, its name or one of its workers' names is taken by a
+    living one."""
     taken = roster.peers.get(hello.name)
     if taken is not None and not takes_over(roster, hello) and replaced(roster, hello) is None:
         raise MemberRefused(
@@ -112,6 +113,10 @@ def check(roster: Roster, hello: Hello) -> None:
         raise MemberRefused(f"task server {hello.name!r} offers no model or no workers; give it at least one pool")
     if hello.role != Role.TASKSERVER and (hello.model is not None or hello.workers):
         raise MemberRefused(f"{hello.role} {hello.name!r} offers a model or workers; only a task server may")
+    if not CALLS[hello.role]:
+        raise MemberRefused(
+            f"{hello.role} {hello.name!r} is no member: it says no Hello, it only asks what the daemon answers itself"
+        )
     names = [worker.name for worker in hello.workers]
     clash = [name for name in names if roster.owner(name) not in (None, hello.name) or names.count(name) > 1]
     if clash:

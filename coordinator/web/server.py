@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import socket
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 
-from pydantic import TypeAdapter
 from starlette.applications import Starlette
 
+from coordinator.app.bounded import SNAPSHOT
 from coordinator.app.daemon import Daemon
-from coordinator.app.snapshot import Snapshot, snapshot
 from coordinator.web.metrics import Metrics
 from coordinator.web.pages import pages, served
-
-SNAPSHOT = TypeAdapter(Snapshot)
 
 
 def application(daemon: Daemon) -> Starlette:
     """All pages. From now on the daemon's barriers are counted."""
-    began = daemon.clock.now()
-
-    def look() -> Snapshot:
-        taken = snapshot(daemon.core, daemon.clock.now(), began)
-        return replace(taken, counts=dict(sorted((daemon.core.counts + daemon.counts).items())))
 
     def unready() -> str:
         if daemon.core.draining:
@@ -32,9 +23,9 @@ def application(daemon: Daemon) -> Starlette:
             return f"nothing goes on: {daemon.stuck}"
         return "" if daemon.serving else "not serving yet"
 
-    metrics = Metrics(daemon, look)
+    metrics = Metrics(daemon, daemon.look)
     daemon.on_opened = metrics.opened
-    return pages(unready, metrics.text, {"/status.json": lambda: SNAPSHOT.dump_json(look())})
+    return pages(unready, metrics.text, {"/status.json": lambda: SNAPSHOT.dump_json(daemon.look())})
 
 
 def serving(daemon: Daemon, listening: socket.socket) -> AbstractAsyncContextManager[str]:

@@ -22,12 +22,14 @@ import structlog
 from system_processes import SCRIPTED, Machine, Program, machine, wait_until
 
 from coordinator.app.access import Access
+from coordinator.app.bounded import SNAPSHOT
 from coordinator.app.daemon import Daemon
 from coordinator.app.logs import log_to_stderr
 from coordinator.core.coordinator import Coordinator
-from tinker.protocol import ToAny
-from tinker.protocol.to_any import Refused, Welcome
-from tinker.protocol.to_coordinator import Heartbeat, Hello, Submit
+from tinker.protocol import ToAny, ToWatcher
+from tinker.protocol.to_any import Draining, Refused, Welcome
+from tinker.protocol.to_coordinator import Bye, EndRun, Heartbeat, Hello, Submit
+from tinker.protocol.to_daemon import Drain, Status, Watch
 from tinker.protocol.values import PeerName, Role, RunId
 from tinker.runtime.authorized import AuthorizedKeys
 from tinker.runtime.clock import MonotonicClock
@@ -39,6 +41,7 @@ from tinker.runtime.transport import (
     Security,
     Unauthorized,
     ZmqTransport,
+    fingerprint,
     unpinned,
 )
 
@@ -111,8 +114,6 @@ def listening(program: Program) -> int:
 
 
 def test_an_unknown_key_is_told_and_the_log_names_its_fingerprint(here: Machine) -> None:
-    from tinker.runtime.transport import fingerprint
-
     keys = make_keys(here.place, "hub", "eve", "ann")
     listed = authorize(here.place, ("host", "ann"))
     coordinator = here.start(
@@ -208,9 +209,9 @@ def holding(place: Path, name: str) -> KeyPair:
     return read_keys(place / "keys" / f"{name}.key")
 
 
-async def told(connection: Connection, message: object) -> object:
+async def told(connection: Connection, message: object, expected: object = ToAny) -> object:
     connection.send(encode(message))
-    return decode(await connection.receive(), ToAny)
+    return decode(await connection.receive(), expected)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +235,49 @@ async def test_a_member_is_what_its_key_says(tmp_path: Path, role: Role, name: s
         assert hub.refusals["Hello", "not with this key"] == bool(says)
 
 
-@pytest.mark.parametrize("role", [Role.PLAYER, Role.VIEWER, Role.OPERATOR])
-async def test_a_role_makes_only_its_own_calls(tmp_path: Path, role: Role) -> None:
-    from tinker.protocol.to_coordinator import EndRun
-
+@pytest.mark.parametrize("role", Role)
+async def test_a_key_may_look_and_drain_as_its_role_says_and_no_other(tmp_path: Path, role: Role) -> None:
+    """No Hello is needed for it, and with it nobody can do anything else. What is refused is refused by name."""
     async with protected(tmp_path, (role, "ann")) as hub:
         connection = ZmqTransport(Security(holding(tmp_path, "ann"))).connect(hub.listener.address)
-        assert isinstance(await told(connection, Hello(role, PeerName("ann"), "here", 1)), Welcome)
-        answer = await told(connection, EndRun(RunId("run"), "because"))
+        looked = await told(connection, Watch(), ToWatcher)
+        if role == Role.PLAYER:
+            assert isinstance(looked, Refused) and looked.what == "Watch"
+            assert (
+                "(ann) is for player, which may not send this; host, taskserver, operator, viewer may" in looked.reason
+            )
+        else:
+            assert isinstance(looked, Status)
+            assert SNAPSHOT.validate_json(looked.snapshot).coordinator == "hub"
+        ended = await told(connection, EndRun(RunId("run"), "because"))
+        assert isinstance(ended, Refused) and "you are no member" in ended.reason
+        drained = await told(connection, Drain(), ToWatcher)
+        if role == Role.OPERATOR:
+            assert drained == Draining("an operator has told the coordinator to stop")
+            while hub.serving:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            assert hub.core.draining
+        else:
+            assert isinstance(drained, Refused) and drained.what == "Drain"
+            assert f"is for {role}, which may not send this; operator may" in drained.reason
+            assert hub.serving and not hub.core.draining
+            assert hub.refusals["Drain", "not with this key"] == 1
         await connection.aclose()
-        assert isinstance(answer, Refused)
-        assert f"is a {role} and may not" in answer.reason
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
+async def test_who_only_asks_cannot_become_a_member(tmp_path: Path, role: Role) -> None:
+    async with protected(tmp_path, (f"host,{role}", "ann")) as hub:
+        connection = ZmqTransport(Security(holding(tmp_path, "ann"))).connect(hub.listener.address)
+        answer = await told(connection, Hello(role, PeerName("ann"), "here", 1))
+        assert isinstance(answer, Refused) and f"{role} 'ann' is no member" in answer.reason
+        assert isinstance(await told(connection, Hello(Role.HOST, PeerName("ann"), "here", 1)), Welcome)
+        drained = await told(
+            connection, Drain(), ToWatcher
+        )  # the key may, if its line says operator; this member may not
+        assert isinstance(drained, Refused) and not hub.core.draining
+        connection.send(encode(Bye("done")))
+        await connection.aclose()
 
 
 async def test_a_key_that_is_removed_is_cut_off_and_one_whose_line_changed_is_what_it_now_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinker.protocol import VERSION, Message, ToAny, ToCoordinator, ToHost, ToTaskserver
+from tinker.protocol import VERSION, Message, ToAny, ToCoordinator, ToDaemon, ToHost, ToTaskserver, ToWatcher
 from tinker.protocol.episodes import Episode, Trajectory
 from tinker.protocol.operations import OptimStep, Publish
 from tinker.protocol.to_bulk import ToBulkClient, ToBulkServer
@@ -87,7 +87,7 @@ def test_types_survive_the_trip() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200), st.sampled_from([ToAny, ToCoordinator, ToHost, ToTaskserver]))
+@given(st.binary(max_size=200), st.sampled_from([ToAny, ToCoordinator, ToDaemon, ToHost, ToTaskserver, ToWatcher]))
 def test_garbage_bytes_raise_only_wire_error(data: bytes, expected: Any) -> None:
     with pytest.raises(WireError):
         decode(data, expected)
