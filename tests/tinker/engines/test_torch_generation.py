@@ -303,10 +303,12 @@ async def test_a_prompt_that_begins_like_another_context_computes_only_the_rest(
         assert (await computed("running", under))[0] == 1
         assert (await computed("others", other))[0] == 33
         await engine.forget("")
+        before = engine.prefilled
         running = asyncio.create_task(
             engine.generate(request([*start, 44], under, key="long", max_tokens=80, temperature=9.0, seed=1))
         )
-        await engine.score(BASE, [])
+        while engine.prefilled == before:
+            await engine.score(BASE, [])
         shared, answer = await computed("kept", under)
         running.cancel()
         await engine.forget("")
