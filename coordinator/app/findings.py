@@ -35,6 +35,7 @@ COUNTED = {
 PHASES = ("rollout", "update", "evaluate")
 SILENT_ROUNDS = 3  # so many rounds in a row without any signal are worth a warning
 NO_ENTROPY = 0.02  # nats per token
+NO_SPREAD = 0.01  # standard deviation of the rewards of a round
 HUGE = 1e100  # a number beyond this is as good as infinite
 LARGE_GAP = 0.1  # nats: how far sampler and trainer may differ about one token
 
@@ -198,6 +199,9 @@ def _warnings(agent: str, rows: Sequence[Row], groups: int) -> Iterable[str]:
             f"{agent}: every group had equal rewards in rounds {round_of(silent[0])}-{round_of(silent[-1])}; "
             "nothing was learned there (larger groups, or a scenario whose scores differ)"
         )
+    spread = mean(rows[-FIRST:], "reward_std")
+    if not silent and len(rows) >= SILENT_ROUNDS and spread is not None and spread < NO_SPREAD:
+        yield f"{agent}: its rewards all but stopped differing in the last rounds (spread {spread:.3f}); there is little to learn from"
     in_step = [row for row in rows if not number(row, "lag_max")]  # older weights differ, and should
     gap = max((number(row, "logprob_gap_max") or 0.0 for row in in_step), default=0.0)
     if gap > LARGE_GAP:

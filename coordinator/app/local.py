@@ -328,6 +328,7 @@ def _files(directory: RunDirectory, written: bool) -> list[tuple[str, Path]]:
     """Where everything lies; `written`: the pages will be there, too."""
     names = (
         ("summary", "summary.md"),
+        ("report", "report.html"),
         ("metrics", "metrics.jsonl"),
         ("adapters", "adapters"),
         ("recordings", "recordings"),

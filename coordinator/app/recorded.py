@@ -98,6 +98,15 @@ async def played_again(recording: Recording, scenario: Scenario) -> Difference |
     return None
 
 
+def newest_recordings(run: Path, phase: Phase) -> list[Recording]:
+    """The episodes of this phase that were recorded last; none if there are none. RecordingError, RunDirectoryError if they are damaged."""
+    paths = [path for _, found, path in _files(run) if found == phase]
+    if not paths:
+        return []
+    with blamed(paths[-1]):
+        return list(read_recordings(paths[-1]))
+
+
 def _files(run: Path) -> list[tuple[int, Phase, Path]]:
     """The files of recordings, in the order in which they were played: of a round the rollout comes first."""
     phases = {phase.value: phase for phase in Phase}

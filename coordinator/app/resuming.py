@@ -19,6 +19,7 @@ from coordinator.app.checks import checked
 from coordinator.app.config import ConfigError, config_text, merged, read_toml
 from coordinator.app.local import RunRequest
 from coordinator.app.rundir import Exit, RunDirectory, RunDirectoryError, blamed, read_metrics
+from coordinator.app.timeline import rewind_timeline
 from scenarios import load_scenario
 from tinker.protocol.values import AgentName
 
@@ -48,8 +49,9 @@ class Resumed:
         path, manifest = self.directory.path, self.checkpoint.manifest if self.checkpoint else None
         with blamed(path):
             os.truncate(self.directory.metrics, manifest.metrics if manifest else 0)
-            for name in ("exit.json", "summary.md", "curves.png"):
+            for name in ("exit.json", "summary.md", "curves.png", "report.html"):
                 (path / name).unlink(missing_ok=True)
+            rewind_timeline(path, manifest.round if manifest else 0)
             for recording in (path / "recordings").glob("*.jsonl"):
                 found = RECORDING.fullmatch(recording.name)
                 if found and (manifest is None or int(found[1]) > manifest.round):

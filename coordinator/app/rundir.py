@@ -1,7 +1,8 @@
 """The run directory: everything a run leaves on disk, complete or not there at all.
 
     config.toml     the resolved configuration            exit.json     why the run ended (missing: it still runs, or was killed)
-    metrics.jsonl   one JSON object per (round, agent)    summary.md, curves.png
+    metrics.jsonl   one JSON object per (round, agent)    summary.md, curves.png, report.html
+    timeline.jsonl  what took how long (`coordinator.app.timeline`)
     checkpoints/    what it takes to go on (`coordinator.app.checkpoints`)
     adapters/<agent>/v000012/, adapters/<agent>/final     recordings/rollout-0001.jsonl
 
@@ -191,8 +192,7 @@ class RunDirectory:
     def write_bytes(self, name: str, data: bytes) -> Path:
         """Write (or replace) a file of the run directory."""
         path = self.path / _plain(name)
-        with blamed(path):
-            _write_file(path, data)
+        write_file(path, data)
         return path
 
     def finish(self, exit: Exit) -> Path:
@@ -235,6 +235,12 @@ def blamed(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check the path or choose another place with --out")
         raise RunDirectoryError(f"cannot use {error.filename or path}: {error.strerror or error}; {remedy}") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write (or replace) a file: whole, or as it was before. RunDirectoryError if it cannot be written."""
+    with blamed(path):
+        _write_file(path, data)
 
 
 def _unused(scenario: str, now: datetime) -> Path:

@@ -22,6 +22,7 @@ from coordinator.cli.episodes import replay, show
 from coordinator.cli.journal import app as journal_app
 from coordinator.cli.keys import app as keys_app
 from coordinator.cli.options import ADDRESS, KeyFile, ServerKey
+from coordinator.cli.report import report
 from coordinator.cli.watch import drain, status
 from scenarios import ScenarioError, load_scenario
 from tinker import __version__
@@ -47,6 +48,7 @@ app.command()(new)
 app.command()(check)
 app.command()(replay)
 app.command()(show)
+app.command()(report)
 app.command()(doctor)
 app.command()(status)
 app.command()(drain)
@@ -181,9 +183,11 @@ def _play(request: RunRequest, keys: Keys) -> int:
     """The exit code of a run that is played here and now."""
     from coordinator.app.console import watching
     from coordinator.app.local import play
+    from coordinator.app.progress import Both
+    from coordinator.app.reporting import Reporting
 
     with watching() as progress:
-        exit = anyio.run(play, request, progress, keys)
+        exit = anyio.run(play, request, Both(Reporting(request.directory.path, progress), progress), keys)
     if exit.code and _elsewhere():  # else the report has said it
         print(f"{exit.reason}: {exit.detail}", file=sys.stderr)
     return exit.code

@@ -137,6 +137,7 @@ def test_a_healthy_run_has_no_warnings() -> None:
         ({"forfeits": 20}, "forfeits per episode"),
         ({"entropy": 0.001}, "stopped exploring"),
         ({"groups_without_signal": 8}, "equal rewards in rounds 1-4"),
+        ({"reward_std": 0.001}, "stopped differing"),
         ({"logprob_gap_max": 0.5}, "sampler and trainer differ"),
         ({"grad_norm": math.nan}, "not finite in 4 rounds"),
     ],
