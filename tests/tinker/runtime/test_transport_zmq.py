@@ -229,3 +229,15 @@ async def test_an_address_nobody_can_listen_at_is_named(address: str) -> None:
 async def test_an_address_nobody_can_connect_to_is_named() -> None:
     with pytest.raises(TransportError, match="cannot connect to 'nonsense'"):
         ZmqTransport().connect("nonsense")
+
+
+async def test_an_ipc_listener_takes_its_socket_file_with_it_and_no_other_ones(tmp_path: Path) -> None:
+    path = tmp_path / "hub"
+    first = ZmqTransport().listen(f"ipc://{path}")
+    assert path.is_socket()
+    path.unlink()  # somebody has cleaned up, and another one listens there now
+    second = ZmqTransport().listen(f"ipc://{path}")
+    await first.aclose()
+    assert path.is_socket()
+    await second.aclose()
+    assert not path.exists()

@@ -6,9 +6,11 @@ import errno
 import os
 import secrets
 import socket
+import stat
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import zmq
 from zmq.backend import Socket as Bare
@@ -105,6 +107,8 @@ class ZmqListener:
             self._socket.abandon()
             raise _bind_error(address, error) from error
         self.address = self._socket.raw.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._path = _path_of(bare)
+        self._file = _file_at(self._path)
         if security is not None and self._guard is not None:
             self.address = pinned(self.address, security.keys.public)
         self._inbox: Inbox[Arrival] = Inbox(f"the listener at {self.address}", self._refill)
@@ -174,6 +178,7 @@ class ZmqListener:
             return 0
         self._ended = True
         self._inbox.close()
+        _remove_path(self._path, self._file)
         await self._socket.aclose(self._flush, grace)
         return sum(map(len, self._backlogs.values()))
 
@@ -477,8 +482,29 @@ def _shut_down(descriptor: int) -> None:
 
 def _refuse_taken_path(address: str) -> None:
     """ZeroMQ would take an ipc path away from whoever listens there."""
-    scheme, _, path = address.partition("://")
-    if scheme == "ipc":
+    path = _path_of(address)
+    if path:
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
                 raise _in_use(address)
+
+
+def _path_of(address: str) -> str:
+    """Of an ipc address; "" of others."""
+    scheme, _, path = address.partition("://")
+    return path if scheme == "ipc" else ""
+
+
+def _remove_path(path: str, file: tuple[int, int] | None) -> None:
+    """ZeroMQ leaves it. Not if somebody else listens there now."""
+    if file is not None and _file_at(path) == file:
+        Path(path).unlink(missing_ok=True)
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Which file is there; None: none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
