@@ -37,7 +37,7 @@ def nothing_left(owned: Owned, here: Machine, program: Program) -> None:
 def test_a_run_leaves_nothing(here: Machine, how: str) -> None:
     """By SIGKILL: its daemons notice that their parent is gone."""
     owned = Owned()
-    rounds = "40" if how == "its end" else "100000"
+    rounds = "15" if how == "its end" else "100000"
     program = here.start("run", "guess", *SCRIPTED, "--rounds", rounds, *SMALL)
     wait_until(lambda: bool(here.rows()) or program.over, program.story)
     owned.look(program.process.pid)
