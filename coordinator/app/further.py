@@ -127,7 +127,10 @@ class Further:
             except BulkError as error:
                 log.warning("not delivered yet", run=self.run, group=deal.group, why=str(error))
             await self.clock.sleep_until(self.clock.now() + AGAIN)
-            endpoint = (await self._enlist(client)).data
+            try:
+                endpoint = (await self._enlist(client)).data
+            except ClientError:  # nothing is answered any more; `_play` says why
+                return
             if self._leaving.is_set():  # whoever enlists is dealt to again
                 client.retire()
         client.deliver(Played(self.run, deal, tuple(each.episode for each in episodes), ref))

@@ -17,6 +17,8 @@ from tinker.runtime.codec import encode
 if TYPE_CHECKING:
     from sim_world import World
 
+REPLACED = 8.0  # seconds until another coordinator has taken the place of one that died, and members have found it
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -183,7 +185,16 @@ def drain_coordinator(world: World) -> None:
 
 
 def old_coordinator(world: World) -> None:
-    """One of an earlier epoch wakes up beside the one that has replaced it, and ends every run that it remembers."""
+    """One of an earlier epoch wakes up beside the one that has replaced it, and ends every run that it remembers. Where none has been
+    replaced yet, the present one is: it dies, another one takes its place, and then it wakes up."""
+    if any(known > 1 for known in world.witness.welcomed.values()):
+        _old_one_speaks(world)
+        return
+    kill_coordinator(world)
+    world.later(REPLACED, _old_one_speaks, world)
+
+
+def _old_one_speaks(world: World) -> None:
     runs = world.core.runs if world.core is not None else ()
     for link in list(world.net.links.values()):
         known = world.witness.welcomed.get(link.process, 0)

@@ -79,10 +79,10 @@ class SimNetwork:
             link.up.pump()
             link.down.pump()
 
-    def clear(self) -> None:
-        """The faults are over."""
+    def clear(self, but: frozenset[tuple[str, str]] = frozenset()) -> None:
+        """The faults are over, but for these cuts."""
         self.weather = Weather()
-        for each in sorted(self.cuts):
+        for each in sorted(self.cuts - but):
             self.heal(*each)
 
     def disconnect(self, link: SimConnection, *, told: bool) -> None:

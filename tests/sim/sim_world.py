@@ -70,6 +70,7 @@ class World:
     crashes: list[str] = field(default_factory=list)
     given: dict[str, object] = field(default_factory=dict)  # what every run is configured with, whatever the seed chose
     patience: float = PATIENCE
+    apart: frozenset[tuple[str, str]] = frozenset()  # cuts that outlast the faults: they end by themselves
     did: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     _born: Counter[str] = field(default_factory=Counter)
@@ -220,7 +221,8 @@ class World:
         return name
 
     def start_further(self, learner: str, end: str, after: float) -> None:
-        """A further host of this host's run comes, tries again if the run is not there yet, and ends so: `stays`, `leaves`, `dies`."""
+        """A further host of this host's run comes, and tries again if the run is not there yet. It `stays`, `leaves`, `dies`, or is
+        away for a while and goes on then (`_further_apart`)."""
         play = self.plays.get(learner)
         if play is None or learner in self.outcomes:
             return
@@ -247,17 +249,49 @@ class World:
             self.later(after, host.leave)
         elif end == "dies":
             self.later(after, self._further_dies, name)
+        elif end != "stays":
+            self.later(0.0, self._further_apart, name, end)
 
     def _further_dies(self, name: str) -> None:
         if name in self.further:
             self.did["further host died"] += 1
             self.kill(name)
 
+    def _further_apart(self, name: str, how: str) -> None:
+        """Once it has something in hand it stands still (`sleeps`) or is not heard (`cut off`), until it has been given up and others play
+        what it had; or, once it has delivered a group, it hears nothing (`deaf`) and says again what is settled by then."""
+        if name not in self.further:
+            return
+        runs = self.core.runs.values() if self.core is not None else ()
+        groups = [each for run in runs for each in run.dealing.groups.values() if each.host == name]
+        ready = [each for each in groups if how != "deaf" or each.delivered.issuperset(each.episodes)]
+        if not ready or self.loop.is_frozen(name):
+            self.later(0.02, self._further_apart, name, how)
+            return
+        self.did[f"further host {how}"] += 1
+        if how == "sleeps":
+            self.loop.freeze(name)
+        else:
+            ends = (name, "coordinator") if how == "cut off" else ("coordinator", name)
+            self.apart |= {ends}
+            self.net.cut(*ends)
+        self.later(3 * LEASE, self._further_together, name)
+
+    def _further_together(self, name: str) -> None:
+        for ends in ((name, "coordinator"), ("coordinator", name)):
+            self.apart -= {ends}
+            self.net.heal(*ends)
+        if name not in self.net.dead:
+            self.loop.thaw(name)
+
     def plan_further(self) -> None:
         """In one history of three; by a source of chance of its own, so that the others stay what they were."""
         rng = random.Random(f"further {self.seed}")
         for _ in range(rng.choice((0, 0, 1, 2))):
-            learner, end = f"host{rng.randrange(self.plan.hosts)}", rng.choice(("stays", "stays", "leaves", "dies"))
+            learner, end = (
+                f"host{rng.randrange(self.plan.hosts)}",
+                rng.choice(("stays", "leaves", "dies", "sleeps", "cut off", "deaf")),
+            )
             self.later(rng.uniform(1.0, 8.0), self.start_further, learner, end, rng.uniform(0.5, 10.0))
 
     # --- the life of a history ---
@@ -312,7 +346,7 @@ class World:
 
     def end_faults(self) -> None:
         self.note("the faults are over")
-        self.net.clear()
+        self.net.clear(self.apart)
         for name in ("generate", "stale", "load", "update", "forget"):
             setattr(self.mood, name, 0.0)
         self.disks.full.clear()
