@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sim_faults import Plan
-from sim_world import play
+from sim_world import World, play
 
 
 @pytest.mark.parametrize("seed", [19, 21])
@@ -32,3 +32,27 @@ def test_a_further_host_delivers_where_the_update_worker_is_now() -> None:
 def test_a_group_that_was_dealt_is_not_dealt_to_another_host_when_the_coordinators_machine_fails() -> None:
     """Who had it was not on disk: both played it under the same attempt."""
     play(151, Plan(2, 1, ("kill_machine", "kill_machine")))
+
+
+def test_a_further_host_that_cannot_deliver_when_its_run_ends_says_so() -> None:
+    """It enlists again to hear where to deliver; that the run is over came out of this as a crash, not as its exit."""
+
+    def prepare(world: World) -> None:
+        world.given = {"groups": 3, "rounds": 3, "evaluate_every": 0, "concurrency": 64}
+
+        def when_dealt() -> None:
+            runs = world.core.runs.values() if world.core is not None else ()
+            if not any(each.host == "further0" for run in runs for each in run.dealing.groups.values()):
+                world.later(0.02, when_dealt)
+                return
+            world.disks.gone |= {f"data machine of {name}" for name in world.live}
+            world.later(3.0, world.net.cut, "coordinator", "further0")
+            world.later(12.0, world.net.heal, "coordinator", "further0")
+
+        world.apart = frozenset({("coordinator", "further0")})
+        world.plan_further = lambda: None  # type: ignore[method-assign]
+        world.later(0.0, when_dealt)
+        for after in (3.1, 3.6):
+            world.later(after, lambda: world.further or world.start_further("host0", "stays", 0.0))
+
+    assert play(1, Plan(1, 1, ("kill_host",)), prepare).did["further host ended: finished"] == 1
