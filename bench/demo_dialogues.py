@@ -1,7 +1,7 @@
-"""What the demo base model reads: transcripts of play by sensible and random players, one seat's side at a time.
+"""What the small base models read: transcripts of play by sensible and random players, one seat's side at a time.
 
-The prompts of `guess`, `nim` and `dilemma` come from the games in `envs`, so they are word for word those of the shipped
-scenarios. Three more small games (poker, split, trade) are here only so that the model reads more than a few sentences.
+The prompts of `guess`, `nim` and `dilemma`, and of `auction` and `negotiate`, come from the games in `envs`, so they are word for word
+those of the shipped scenarios. The demo model reads three more small games (poker, split, trade); those of `relay` are that scenario's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs import Dilemma, Game, Guess, Nim
-from envs.strategies import Strategy, binary_search, honest_hinter, perfect_nim, tit_for_tat
+from envs import Auction, Dilemma, Game, Guess, Negotiate, Nim
+from envs.strategies import (
+    Strategy,
+    binary_search,
+    fair_negotiator,
+    honest_hinter,
+    perfect_nim,
+    tit_for_tat,
+    truthful_bidder,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,36 @@ def verdict(prompt: str, good: bool, rng: random.Random, habits: Habits) -> Exch
     accepted = good if rng.random() < habits.skill else rng.random() < 0.5
     return Exchange(prompt, "accept" if accepted else "reject")
 
+
+def auction(rng: random.Random, habits: Habits) -> list[Dialogue]:
+    return play(Auction.start(rng), dict.fromkeys(Auction.seats, truthful_bidder), rng, habits)
+
+
+def negotiate(rng: random.Random, habits: Habits) -> list[Dialogue]:
+    return play(Negotiate.start(rng), dict.fromkeys(Negotiate.seats, fair_negotiator), rng, habits)
+
+
+def relay(rng: random.Random, habits: Habits) -> list[Dialogue]:
+    """A word goes from seat to seat. The second may leave instead of passing it on; the last comes late."""
+
+    def told(who: str, word: int, prompt: str, may_leave: bool = False) -> Dialogue:
+        said = word if rng.random() < habits.skill else rng.randint(*RELAYED)
+        answer = "leave" if may_leave and rng.random() < 0.5 else f"say {said}"
+        return Dialogue(who, f"game relay. you are {who}.", (Exchange(prompt.format(word), answer),))
+
+    north = told("north", rng.randint(*RELAYED), "the word is {}. pass it on.")
+    word = int(north.exchanges[0].answer[-1])
+    east = told("east", word, "they say {}. pass it on or leave.", may_leave=True)
+    word = word if east.exchanges[0].answer == "leave" else int(east.exchanges[0].answer[-1])
+    south = told("south", word, "they say {}. pass it on.")
+    west = told("west", int(south.exchanges[0].answer[-1]), "they say {}. what is the word?")
+    return [north, east, south, west]
+
+
+RELAYED = (1, 7)  # the words
+
+TABLE_SOURCES: tuple[Source, ...] = (auction, negotiate, relay, auction)
+"""What the `table` model reads instead; `auction` twice, because only its bids need a number that was said before the last."""
 
 SOURCES: tuple[Source, ...] = (guess, nim, dilemma, guess, poker, split, trade)
 """One batch takes from these in turn; `guess` twice, because comparing two numbers is the last thing the model learns."""

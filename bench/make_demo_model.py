@@ -1,6 +1,6 @@
-"""Make the demo base model: a tiny language model that knows the rules of a few text games and plays them badly.
+"""Make a small base model: a tiny language model that knows the rules of a few text games and plays them badly.
 
-    python -m bench.make_demo_model --out DIR [--steps N] [--seed S]
+    python -m bench.make_demo_model --out DIR [--games demo|table] [--steps N] [--seed S]
 
 The players whose transcripts it reads are perfect for 60 % of the steps, so that the model forms what good play needs
 (comparing two digits, say); then their skill falls to 0.3, which leaves it the rules and a weak preference. What is missing
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from bench.demo_dialogues import END, SOURCES, START, Dialogue, Habits, pieces
+from bench.demo_dialogues import END, SOURCES, START, TABLE_SOURCES, Dialogue, Habits, Source, pieces
 
 PAD = "<|pad|>"
 TEMPLATE = (
@@ -35,19 +36,22 @@ PEAK_LR = 3e-3
 HELD = 0.6  # the part of the training with perfect players
 LAST_SKILL = 0.3
 SLIP_RATE = 0.03
+GAMES = {"demo": SOURCES, "table": TABLE_SOURCES}
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--games", choices=GAMES, default="demo")
     options.add_argument("--steps", type=int, default=500)
     options.add_argument("--seed", type=int, default=0)
     asked = options.parse_args()
     rng = random.Random(asked.seed)
-    tokenizer = make_tokenizer(rng)
+    sources = GAMES[asked.games]
+    tokenizer = make_tokenizer(rng, sources)
     model = make_model(len(tokenizer), asked.seed)
     print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
-    train(model, tokenizer, rng, asked.steps)
+    train(model, tokenizer, rng, sources, asked.steps)
     model.save_pretrained(asked.out)
     tokenizer.save_pretrained(asked.out)
     (asked.out / "model.safetensors").chmod(0o644)
@@ -55,10 +59,10 @@ def main() -> None:
     settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
 
 
-def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
+def make_tokenizer(rng: random.Random, sources: Sequence[Source]) -> PreTrainedTokenizerFast:
     """Byte-level BPE over the games' sentences, with every digit a token of its own."""
     corpus = []
-    for source in SOURCES:
+    for source in sources:
         for _ in range(60):
             for dialogue in source(rng, Habits(skill=0.3, slips=0.1)):
                 corpus.append(f"system\n{dialogue.brief}")
@@ -102,7 +106,13 @@ def make_model(vocab: int, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int) -> None:
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    sources: Sequence[Source],
+    steps: int,
+) -> None:
     """Next-token prediction on fresh transcripts; the skill of their players follows the step."""
 
     @lru_cache(maxsize=100_000)
@@ -119,7 +129,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: rand
     for step in range(steps):
         done = step / steps
         habits = Habits(skill_at(done), SLIP_RATE)
-        ids, weights = padded([row(rng.choice(SOURCES[i % len(SOURCES)](rng, habits))) for i in range(BATCH)])
+        ids, weights = padded([row(rng.choice(sources[i % len(sources)](rng, habits))) for i in range(BATCH)])
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LR * min(1.0, (step + 1) / 20) * (0.1 + 0.9 * (1 - done))
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]

@@ -10,9 +10,13 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from envs.auction import MOST as HIGHEST_BID
+from envs.auction import WORDS
 from envs.dilemma import COOPERATE, DEFECT
 from envs.guess import HINTS
 from envs.kuhn import BET, CALL, CHECK, FOLD
+from envs.negotiate import ACCEPT, WALK
+from envs.negotiate import MOST as HIGHEST_PRICE
 from envs.nim import LOST, MOST
 
 Strategy = Callable[[Sequence[str], str, random.Random], str]
@@ -83,6 +87,36 @@ def equilibrium_kuhn(heard: Sequence[str], prompt: str, rng: random.Random) -> s
 def random_kuhn(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
     """Kuhn: anything legal."""
     return rng.choice((CALL, FOLD) if "they bet" in prompt else (CHECK, BET))
+
+
+def truthful_bidder(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Auction: say how much it is worth, and bid that."""
+    (worth,) = numbers(prompt)
+    return f"bid {worth}" if prompt.endswith("bid.") else WORDS[worth > HIGHEST_BID // 2]
+
+
+def random_bidder(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Auction: anything legal."""
+    return f"bid {rng.randint(0, HIGHEST_BID)}" if prompt.endswith("bid.") else rng.choice(WORDS)
+
+
+def fair_negotiator(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Negotiate: take what gains anything, else offer a price between one's own and theirs; no deal at a loss."""
+    own, *offered = numbers(prompt)
+    buys = "worth" in prompt
+    if offered and (own > offered[0] if buys else offered[0] > own):
+        return ACCEPT
+    if "last word" in prompt or (offered and own == (1 if buys else HIGHEST_PRICE)):
+        return WALK
+    if buys:
+        return f"offer {max(1, own // 2)}" if not offered else f"offer {max(1, own - 1)}"
+    return f"offer {min(HIGHEST_PRICE, own + 1)}"
+
+
+def random_negotiator(heard: Sequence[str], prompt: str, rng: random.Random) -> str:
+    """Negotiate: anything legal."""
+    offer = [] if "last word" in prompt else [f"offer {rng.randint(1, HIGHEST_PRICE)}"]
+    return rng.choice([*offer, WALK, *([] if "make an offer" in prompt else [ACCEPT])])
 
 
 def _opened(heard: Sequence[str]) -> bool:
