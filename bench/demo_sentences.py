@@ -1,23 +1,24 @@
-"""Every sentence that the demo base model knows, game by game, as its model card and the page on scenarios list them.
+"""Every sentence that a small base model knows, game by game, as its model card (and, of demo, the page on scenarios) lists them.
 
-`python -m bench.demo_sentences` prints the list. `{1-7}` is any number of this range.
+`python -m bench.demo_sentences [table]` prints the list. `{1-7}` is any number of this range.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
-from bench.demo_dialogues import SOURCES, Dialogue, Habits, Source
+from bench.demo_dialogues import SOURCES, TABLE_SOURCES, Dialogue, Habits, Source
 
 GAMES = 3_000  # of each source: enough to meet every sentence, and both ends of every range
 NUMBER = re.compile(r"\d+")
 
 
-def listing() -> str:
+def listing(sources: Iterable[Source] = SOURCES) -> str:
     """All games: one paragraph for the seats of a game that are told the same, apart from their names."""
-    return "\n\n".join(paragraph for source in dict.fromkeys(SOURCES) for paragraph in paragraphs(source)) + "\n"
+    return "\n\n".join(paragraph for source in dict.fromkeys(sources) for paragraph in paragraphs(source)) + "\n"
 
 
 def paragraphs(source: Source) -> Iterator[str]:
@@ -62,4 +63,4 @@ def _lines(kind: str, sentences: Iterable[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(listing(), end="")
+    print(listing(TABLE_SOURCES if sys.argv[1:] == ["table"] else SOURCES), end="")

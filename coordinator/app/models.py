@@ -8,19 +8,23 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from coordinator.app.config import ConfigError
-from tinker.models import DEMO
+from tinker.models import DEMO, TABLE
 from tinker.models.smollm2 import NAME as SMOLLM2
 from tinker.models.smollm2 import ModelNotFetched, smollm2
 from tinker.tokens import ChatTemplate, Tokenizer, TokenizerError, check_fits, check_model_dir
 from tinker.tokens.model_dir import model_name
 
+SHIPPED = {"demo": DEMO, "table": TABLE}
 HUB_PATIENCE = 5.0  # seconds the hub may take to say whether it has a model
 
 
 def model_directory(name: str) -> Path:
-    """`demo`, `smollm2`, a local directory, or a hub name (fetched if it is not cached). ConfigError says what is wrong and what to do."""
-    if name == "demo":
-        path = DEMO
+    """`demo`, `table`, `smollm2`, a local directory, or a hub name (fetched if it is not cached).
+
+    ConfigError says what is wrong and what to do.
+    """
+    if name in SHIPPED:
+        path = SHIPPED[name]
     elif name == SMOLLM2 and not Path(name).is_dir():
         path = _smollm2()
     elif Path(name).expanduser().exists():

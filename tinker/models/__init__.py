@@ -1,5 +1,6 @@
-"""Models that come with the package: `DEMO` is the folder of a tiny base model that knows a few text games."""
+"""Models that come with the package: the folders of two tiny base models, each of which knows a few text games."""
 
 from pathlib import Path
 
 DEMO: Path = Path(__file__).parent / "demo"
+TABLE: Path = Path(__file__).parent / "table"
