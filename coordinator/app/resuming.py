@@ -51,7 +51,7 @@ class Resumed:
             os.truncate(self.directory.metrics, manifest.metrics if manifest else 0)
             for name in ("exit.json", "summary.md", "curves.png", "report.html"):
                 (path / name).unlink(missing_ok=True)
-            rewind_timeline(path, manifest.round if manifest else 0)
+            rewind_timeline(path, manifest.round if manifest else -1)
             for recording in (path / "recordings").glob("*.jsonl"):
                 found = RECORDING.fullmatch(recording.name)
                 if found and (manifest is None or int(found[1]) > manifest.round):
