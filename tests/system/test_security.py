@@ -24,7 +24,6 @@ from system_processes import SCRIPTED, Machine, Program, machine, wait_until
 from coordinator.app.access import Access
 from coordinator.app.bounded import SNAPSHOT
 from coordinator.app.daemon import Daemon
-from coordinator.app.logs import log_to_stderr
 from coordinator.core.coordinator import Coordinator
 from tinker.protocol import ToAny, ToWatcher
 from tinker.protocol.to_any import Draining, Refused, Welcome
@@ -413,13 +412,10 @@ def strangers(address: str, rng: random.Random) -> None:
             stranger.sendall(first)
 
 
-async def test_an_oversized_frame_is_refused_named_and_costs_its_sender_only_its_own_connection(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_oversized_frame_is_refused_named_and_costs_its_sender_only_its_own_connection(tmp_path: Path) -> None:
     """Case 33: 100 MB, from somebody with a key."""
     from tinker.runtime.transport import Limits
 
-    log_to_stderr()
     async with protected(tmp_path, ("host", "ann"), ("host", "spy")) as hub:
         good = ZmqTransport(Security(holding(tmp_path, "ann"))).connect(hub.listener.address)
         bad = ZmqTransport(Security(holding(tmp_path, "spy"))).connect(
@@ -427,17 +423,18 @@ async def test_an_oversized_frame_is_refused_named_and_costs_its_sender_only_its
         )
         assert isinstance(await told(good, Hello(Role.HOST, PeerName("ann"), "here", 1)), Welcome)
         assert isinstance(await told(bad, Hello(Role.HOST, PeerName("spy"), "here", 1)), Welcome)
-        bad.send(b"secret" * 17_000_000)
-        while hub.core.roster.peers[PeerName("spy")].closed is None:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-        assert isinstance(await told(good, Heartbeat()), Welcome)
+        with structlog.testing.capture_logs() as lines:
+            bad.send(b"secret" * 17_000_000)
+            while hub.core.roster.peers[PeerName("spy")].closed is None:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            assert isinstance(await told(good, Heartbeat()), Welcome)
         assert hub.refusals["frame", "too large"] == 1
         await good.aclose()
         await bad.aclose()
-    structlog.reset_defaults()  # what it writes to will be closed
-    told_of = capsys.readouterr().err
-    assert 'event=refused what=frame member=spy reason="a frame of 102000000 bytes; at most 16777216 fit"' in told_of
-    assert "secret" not in told_of
+    (refused,) = [line for line in lines if line["event"] == "refused"]
+    assert (refused["what"], refused["member"]) == ("frame", "spy")
+    assert refused["reason"] == "a frame of 102000000 bytes; at most 16777216 fit"
+    assert "secret" not in str(lines)
 
 
 # --- the tree ---
