@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SGLANG := .venv-sglang
 SGLANG_VERSION := 0.5.23
 SCENARIO ?= guess
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test sglang test-sglang sim lint types format bench clean
@@ -49,7 +49,7 @@ test: $(VENV)/.dev
 	@failed=0; \
 	$(MAKE) --no-print-directory lint || failed=1; \
 	$(MAKE) --no-print-directory types || failed=1; \
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) || failed=1; \
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal || failed=1; \
 	exit $$failed
 
 # An environment of its own: SGLang wants other versions than we do. Its own list of requirements is for CUDA, so ours is used instead.
