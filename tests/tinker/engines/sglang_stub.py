@@ -100,11 +100,13 @@ class Stub:
         """Every connection is cut, and nobody listens."""
         if self._server is not None:
             self._server.close()
+        await asyncio.sleep(0)  # whoever was accepted just now begins to be served, so that it is found below
         for writer in tuple(self._writers):
             writer.transport.abort()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted connection closes its socket when the loop comes round
         self._server = None
 
     async def start_again(self) -> None:
