@@ -147,7 +147,6 @@ class _Said:
 
     template: ChatTemplate
     scripts: Mapping[SeatName, ScriptedPlayer]
-    context: int
 
     async def open(self, number: int, needs: Mapping[SeatName, Need]) -> Mapping[SeatName, Answer | Forfeited]:
         return {seat: self._answer(seat, need) for seat, need in needs.items()}
@@ -176,7 +175,7 @@ def _seated(
     players: dict[SeatName, Player] = {
         seat: PolicyPlayer(template, each, lambda ask: ask) for seat, each in playing.items()
     }
-    return players, _Said(template, scripts, job.context)
+    return players, _Said(template, scripts)
 
 
 def _script(job: Job, scenario: Scenario, seat: str) -> Script:
